@@ -6,11 +6,12 @@ READY := .venv/.perdure-ready
 DEMO := $(if $(wildcard $(READY)),.venv,.venv-demo)
 CODE := $(wildcard src tests benchmarks examples scripts)
 
-# Tests wait half of the time, so use two workers more than there are cores. More than four only start more servers.
-WORKERS ?= $(shell expr $$(nproc) + 2)
+# Tests wait more than half of the time, for leases, timers and other processes, so use three workers for each core. More
+# than six only start more servers.
+WORKERS ?= $(shell expr $$(nproc) \* 3)
 # Without rewritten assertions collecting takes half as long. PYTEST="tests/engine/worker/test_stuck.py" shows the values
 # of a failed assertion.
-PYTEST ?= -n $(WORKERS) --maxprocesses 4 --dist worksteal --assert=plain
+PYTEST ?= -n $(WORKERS) --maxprocesses 6 --dist worksteal --assert=plain
 
 # Some machines forbid bytecode files: each process of the tests would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
