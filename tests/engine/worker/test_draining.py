@@ -1,7 +1,6 @@
 """A worker that stops drains: activities finish or are handed over, and leases are released."""
 
 import asyncio
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
 SOON = timedelta(seconds=30)
+ENDLESS = timedelta(minutes=10)  # longer than a test may take
 LONG = Retry(attempts=3, initial=timedelta(seconds=1.3), factor=1, jitter=0)
 
 
@@ -38,7 +38,7 @@ async def retried_late() -> int:
 
 @pytest.mark.guarantee(10)
 async def test_running_activity_finishes_and_the_next_app_resumes_at_once(shared: Database) -> None:
-    async with App(shared.url) as app:
+    async with App(shared.url, lease=ENDLESS) as app:
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
         asyncio.get_running_loop().call_later(0.2, gates["one"].set)
@@ -46,35 +46,29 @@ async def test_running_activity_finishes_and_the_next_app_resumes_at_once(shared
     gates["two"].set()
     async with App(shared.url) as app:
         row = await row_of(app, "a")
-        began = time.monotonic()
-        assert await app.get("a").result(SOON) == ["one", "two"]
-        assert time.monotonic() - began < 10  # and not when the lease of 15 s is over
+        assert await app.get("a").result(SOON) == ["one", "two"]  # and not when the lease is over
         assert row.lock_token >= 1
     assert [each[0] for each in seen] == ["one", "two"]
 
 
 @pytest.mark.guarantee(10)
 async def test_activity_that_does_not_finish_in_time_is_handed_over_at_once(shared: Database) -> None:
-    began = time.monotonic()
-    async with App(shared.url, drain_timeout=timedelta(seconds=0.3)):
+    async with App(shared.url, drain_timeout=timedelta(seconds=0.3), lease=ENDLESS):
         await two_gates.options(id="a").start("one", "two")
         await until(entered("one"))
     open_gates("one", "two")
     async with App(shared.url) as app:
-        assert await app.get("a").result(SOON) == ["one", "two"]
-    assert time.monotonic() - began < 10  # and not when the lease of 15 s is over
+        assert await app.get("a").result(SOON) == ["one", "two"]  # and not when the lease is over
     assert [each[0] for each in seen] == ["one", "one cancelled", "one", "two"]
 
 
 @pytest.mark.guarantee(10)
 async def test_waiting_runs_do_not_delay_shutdown(shared: Database) -> None:
-    async with App(shared.url) as app:
+    async with App(shared.url, drain_timeout=ENDLESS) as app:
         await approved.options(id="a").start("parked")
         await retried_late.options(id="b").start()
         await waiting(app, "a")
         await waiting(app, "b")
-        began = time.monotonic()
-    assert time.monotonic() - began < 8  # the drain timeout is 10 s
 
 
 @activity
