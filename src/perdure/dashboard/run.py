@@ -17,6 +17,7 @@ from perdure.dashboard.pages import Dashboard, Page, Visit
 from perdure.dashboard.source import source_view
 from perdure.dashboard.timeline import ROWS_MAX, Part, Phase, Row, Scale, folded, rows_of
 from perdure.dashboard.values import parse, plain
+from perdure.engine.api.history_rows import archived_rows
 from perdure.engine.api.reading import read_runs
 from perdure.engine.api.run_info import RunInfo, WaitKind
 from perdure.engine.api.step_info import StepInfo, StepStatus
@@ -33,7 +34,6 @@ from perdure.engine.history.records import (
 )
 from perdure.engine.starting import not_found
 from perdure.http.api import run_id_of
-from perdure.inspection.executions import ARCHIVE_MAX, archived_rows
 from perdure.model.records import HistoryEvent, RegisteredWait, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
@@ -138,8 +138,8 @@ async def _history(storage: Storage, row: WorkflowInstance, most: int) -> Histor
     rows: list[HistoryEvent] = []
     more = False
     if row.status is WorkflowStatus.RECURRED:
-        rows = await archived_rows(storage, row.instance_id)
-        more = len(rows) == ARCHIVE_MAX
+        archived = await archived_rows(storage, row.instance_id)
+        rows, more = archived[:most], len(archived) > most
     else:
         async for page in read_pages(storage, row.instance_id):
             rows += page
@@ -392,11 +392,11 @@ def _following(id: str) -> tuple[str, ...]:
 async def history(dashboard: Dashboard, visit: Visit) -> Page:
     """Return a page of the history of a run, as it is recorded."""
     row = await _row(dashboard.storage, visit)
-    after, is_cut = visit.number("after", 2**62), False
+    after = visit.number("after", 2**62)
     if row.status is WorkflowStatus.RECURRED:
         rows = await archived_rows(dashboard.storage, row.instance_id)
         rest = [each for each in rows if (each.id or 0) > after]
-        found, more, is_cut = rest[:PAGE], len(rest) > PAGE, len(rows) == ARCHIVE_MAX
+        found, more = rest[:PAGE], len(rest) > PAGE
     else:
         found, more = await dashboard.storage.get_history_paginated(row.instance_id, after, PAGE)
     entries = [
@@ -412,5 +412,4 @@ async def history(dashboard: Dashboard, visit: Visit) -> Page:
         for each in found
     ]
     document = {"id": row.instance_id, "entries": entries, "next_after": found[-1].id if more else None}
-    shown = {"archive_max": ARCHIVE_MAX if is_cut else None}
-    return Page("history.html", f"History of {row.instance_id}", document, shown)
+    return Page("history.html", f"History of {row.instance_id}", document)

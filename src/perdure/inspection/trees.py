@@ -6,7 +6,6 @@ from perdure.engine.api.client import Client
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.api.step_info import StepInfo
 from perdure.errors import RunNotFoundError
-from perdure.inspection.executions import read_steps
 
 DEPTH = 10
 RUNS_MAX = 200
@@ -42,8 +41,7 @@ async def read_tree(client: Client, run_id: str, *, depth: int = DEPTH, runs_max
 
 
 async def _read(client: Client, run_id: str, depth: int, left: _Left) -> RunTree:
-    run = await client.info(run_id)
-    steps = await read_steps(client, run)
+    run, steps = await client.info(run_id), await client.steps(run_id)
     nodes: list[tuple[StepInfo, RunTree | None]] = []
     is_cut = False
     for step in steps:

@@ -13,13 +13,13 @@ from perdure.engine import starting
 from perdure.engine.api import current
 from perdure.engine.api.client import Client, storage_of
 from perdure.engine.api.handles import RunHandle, runs_of
-from perdure.engine.execution.rows import read_rows
+from perdure.engine.api.history_rows import rows_of
 from perdure.engine.history.records import check_row
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.errors import EngineError
 from perdure.model import headers
 from perdure.model.envelopes import check_readable
-from perdure.model.records import ArchivedHistoryEvent, HistoryEvent, RegisteredWait, WorkflowInstance
+from perdure.model.records import RegisteredWait, WorkflowInstance
 from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 from perdure.storage.encoding import encoding
@@ -124,20 +124,9 @@ async def _instance(storage: Storage, id: str) -> WorkflowInstance:
 
 
 async def _rows(storage: Storage, row: WorkflowInstance) -> AsyncIterator[HistoryRow]:
-    if row.status is WorkflowStatus.RECURRED:
-        for archived in await storage.get_archived_history(row.instance_id):
-            check_row(event := _event(archived))
-            yield HistoryRow.of(event)
-    else:
-        async for event in read_rows(storage, row.instance_id):
-            check_row(event)
-            yield HistoryRow.of(event)
-
-
-def _event(archived: ArchivedHistoryEvent) -> HistoryEvent:
-    about = archived.instance_id, archived.activity_id, archived.event_type
-    data = archived.event_data, archived.event_data_binary, archived.data_type
-    return HistoryEvent(*about, *data, created_at=archived.original_created_at)
+    async for event in rows_of(storage, row):
+        check_row(event)
+        yield HistoryRow.of(event)
 
 
 def _history(row: WorkflowInstance, rows: list[HistoryRow], waits: list[RegisteredWait]) -> History:

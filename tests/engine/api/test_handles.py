@@ -12,11 +12,15 @@ from perdure import (
     App,
     RunHandle,
     RunNotFoundError,
+    StepKind,
+    StepStatus,
     WaitKind,
     WorkflowCancelledError,
     WorkflowFailedError,
     WorkflowStatus,
     activity,
+    recur,
+    set_state,
     workflow,
 )
 from perdure.engine.replay.definitions import WORKFLOWS
@@ -110,6 +114,26 @@ async def test_info_of_a_recurred_run_names_the_previous_run(database: Database)
         info = await app.get("a").info()
         assert (info.previous, info.input) == ("a~2", {"left": 0})
         assert (await app.get("a~2").info()).status is WorkflowStatus.RECURRED
+
+
+async def test_earlier_execution_of_a_recurred_run_keeps_its_steps_and_state(database: Database) -> None:
+    @workflow(name="api.recurring")
+    async def recurring(left: int) -> str:
+        set_state(left)
+        shown = await simple(str(left))
+        return recur(left - 1) if left else shown
+
+    async with App(database.url) as app:
+        assert await (await recurring.options(id="a").start(1)).result(SOON) == "0"
+        earlier = app.get("a~1")
+        info = await earlier.info()
+        assert (info.status, info.state, await earlier.state()) == (WorkflowStatus.RECURRED, 1, 1)
+        (step,) = [each for each in await earlier.steps() if each.kind is StepKind.CHILD]
+        assert (step.name, step.status, step.result, info.children) == (
+            *("api.simple", StepStatus.COMPLETED, "1"),
+            (step.child,),
+        )
+        assert [entry.id async for entry in earlier.history()] != []
 
 
 async def test_info_of_an_executing_run_names_its_worker(database: Database) -> None:

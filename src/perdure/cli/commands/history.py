@@ -14,8 +14,6 @@ from perdure.cli.redacting import redaction
 from perdure.cli.settings import database_url
 from perdure.inspection import history_document
 from perdure.inspection.documents import Document
-from perdure.inspection.executions import ARCHIVE_MAX, read_history
-from perdure.model.states import WorkflowStatus
 
 LIMIT = 1000
 COLUMNS = (Column("id"), times("at"), Column("step", is_whole=True), Column("kind", is_whole=True), Column("data"))
@@ -39,23 +37,17 @@ async def show(
     """Show the recorded history of a run, oldest entry first."""
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
-    read = 0
     async with reading(common) as client:
-        run = await client.info(id)
         found: list[Document] = []
         last: str | None = None
-        async for entry in read_history(client, run):
-            read += 1
+        async for entry in client.history(id):
             if entry.id <= after:
                 continue
             if len(found) == limit:
                 last = str(found[-1]["id"])
                 break
             found.append(history_document(entry))
-    output = Output(common)
-    output.listing("history", found, COLUMNS, next=last)
-    if run.status is WorkflowStatus.RECURRED and read == ARCHIVE_MAX:
-        output.note(f"of an earlier execution, only the first {ARCHIVE_MAX:,} entries can be read")
+    Output(common).listing("history", found, COLUMNS, next=last)
 
 
 async def export(

@@ -16,7 +16,6 @@ from perdure.engine.api.client import Client
 from perdure.engine.api.queries import COUNT_MAX
 from perdure.inspection import run_document, step_document
 from perdure.inspection.documents import Document
-from perdure.inspection.executions import read_steps
 
 LIMIT = 50
 
@@ -107,8 +106,7 @@ async def show(
 
 
 async def _whole(client: Client, id: str) -> Document:
-    run = await client.info(id)
-    steps = await read_steps(client, run)
+    run, steps = await client.info(id), await client.steps(id)
     return {**run_document(run), "steps": [step_document(step) for step in steps]}
 
 

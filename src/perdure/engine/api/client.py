@@ -15,6 +15,7 @@ from perdure.engine import starting
 from perdure.engine.api import current, messages
 from perdure.engine.api.database import Database
 from perdure.engine.api.handles import RunHandle, plain
+from perdure.engine.api.history_rows import state_of
 from perdure.engine.api.queries import RunQuery
 from perdure.engine.api.reading import read_runs
 from perdure.engine.api.run_info import RunInfo
@@ -27,7 +28,6 @@ from perdure.engine.execution.clock import Clock, SystemClock
 from perdure.engine.execution.group_commit import GroupCommit
 from perdure.engine.history.codec import decode
 from perdure.engine.history.failures import cancelled, decode_failure, failed_run
-from perdure.engine.history.records import STATE
 from perdure.engine.interception import Interceptor, interception_of
 from perdure.engine.replay import context
 from perdure.engine.replay.definitions import WORKFLOWS
@@ -43,7 +43,7 @@ from perdure.errors import ClosedError, ConfigurationError, EngineError, Storage
 from perdure.model.durations import Duration, span
 from perdure.model.envelopes import check_readable, decoding_messages, unreadable
 from perdure.model.records import HistoryEventType, WorkflowInstance
-from perdure.model.states import TERMINAL, WorkflowStatus
+from perdure.model.states import WorkflowStatus
 from perdure.storage.contract import Storage
 from perdure.storage.encoded_rows import encoded_tags
 from perdure.storage.encoding import encoding
@@ -286,21 +286,15 @@ class Client:
 
     async def steps(self, instance_id: str) -> list[StepInfo]:
         """Return the steps of a run that its history records. Raises `RunNotFoundError` if no run has this id."""
-        row = await self._row(instance_id)
-        return await read_steps(self._storage, instance_id, is_ended=row.status in TERMINAL)
+        return await read_steps(self._storage, await self._row(instance_id))
 
     async def state(self, instance_id: str) -> Any:
         """Return the value that a run last passed to `set_state()`, or None."""
-        event = await self._storage.get_last_event(instance_id, STATE)
-        if event is None:
-            await self._row(instance_id)
-            return None
-        return unreadable(event.event_data) or decode(event.event_data or b"{}")["state"]
+        return await state_of(self._storage, await self._row(instance_id))
 
     async def history(self, instance_id: str) -> AsyncIterator[HistoryEntry]:
         """Iterate over the history of a run, oldest entry first; entries are read page by page."""
-        await self._row(instance_id)
-        async for entry in read_history(self._storage, instance_id):
+        async for entry in read_history(self._storage, await self._row(instance_id)):
             yield entry
 
     async def check_run(self, instance_id: str) -> None:

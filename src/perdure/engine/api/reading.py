@@ -1,17 +1,16 @@
 """Reading runs: convert storage rows to `RunInfo`, with a fixed number of statements per page."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from perdure.engine.api.history_rows import rows_of, state_of
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
 from perdure.engine.api.stuck import stuck_info
 from perdure.engine.api.values import CANCELLED, arguments_of, error_of, result_of, shown
-from perdure.engine.execution.rows import read_rows
 from perdure.engine.history import ids
 from perdure.engine.history.records import (
-    STATE,
     Completed,
     Deadline,
     Parent,
@@ -24,7 +23,7 @@ from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.engine.worker.owners import is_backed_off, tries_of, worker_of
 from perdure.engine.worker.stuck import UNSERVED, served_names, unclaimed_for
 from perdure.model import headers, names
-from perdure.model.envelopes import is_encoded, unreadable
+from perdure.model.envelopes import is_encoded
 from perdure.model.records import RegisteredWait, StuckInstance, WorkflowInstance
 from perdure.model.states import RESUMABLE, TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
@@ -53,25 +52,18 @@ async def read_runs(storage: Storage, found: Sequence[WorkflowInstance], *, whol
     runs = []
     for row in found:
         id = row.instance_id
-        more = await _read_whole(storage, id) if whole else (None, None)
+        more = (await state_of(storage, row), await _children(storage, row)) if whole else (None, None)
         runs.append(_run(row, life[id], waits[id], stuck.get(id), now, served, *more))
     return runs
 
 
-async def _read_whole(storage: Storage, id: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the state and the children of a run, which need a read of its whole history."""
-    state = await storage.get_last_event(id, STATE)
-    started = [record async for record in _children(storage, id)]
-    if state is None:
-        return None, tuple(started)
-    return unreadable(state.event_data) or json.loads(state.event_data or b"{}")["state"], tuple(started)
-
-
-async def _children(storage: Storage, id: str) -> AsyncIterator[str]:
-    async for row in read_rows(storage, id):
+async def _children(storage: Storage, run: WorkflowInstance) -> tuple[str, ...]:
+    found: list[str] = []
+    async for row in rows_of(storage, run):
         record = record_of(row)
         if isinstance(record, Completed) and ids.name_of(record.step) == ids.CHILD and not is_encoded(record.result):
-            yield str(json.loads(record.result))
+            found.append(str(json.loads(record.result)))
+    return tuple(found)
 
 
 def _run(

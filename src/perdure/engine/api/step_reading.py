@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from perdure.engine.api.history_rows import rows_of
 from perdure.engine.api.reading import wait_info
 from perdure.engine.api.run_info import ErrorInfo, WaitKind
 from perdure.engine.api.step_info import HistoryEntry, StepInfo, StepKind, StepStatus
 from perdure.engine.api.values import CANCELLED, arguments_of, error_of, result_of
-from perdure.engine.execution.rows import read_rows
 from perdure.engine.history import ids
 from perdure.engine.history.records import (
     AttemptFailed,
@@ -29,7 +29,8 @@ from perdure.engine.history.records import (
 )
 from perdure.engine.replay.definitions import ACTIVITIES, COMPENSATIONS, WORKFLOWS
 from perdure.model.envelopes import Unreadable, unreadable
-from perdure.model.records import HistoryEvent, HistoryEventType, RegisteredWait
+from perdure.model.records import HistoryEvent, HistoryEventType, RegisteredWait, WorkflowInstance
+from perdure.model.states import TERMINAL
 from perdure.storage.contract import Storage
 
 PAGE = 1000
@@ -45,9 +46,9 @@ _UNFINISHED = (StepStatus.RUNNING, StepStatus.RETRYING, StepStatus.WAITING)
 _WAITS = {"wait_event": StepKind.EVENT, "receive": StepKind.CHANNEL, "timer": StepKind.TIMER}
 
 
-async def read_history(storage: Storage, id: str) -> AsyncIterator[HistoryEntry]:
+async def read_history(storage: Storage, run: WorkflowInstance) -> AsyncIterator[HistoryEntry]:
     """Yield the entries of a run's history, oldest first."""
-    async for row in read_rows(storage, id):
+    async for row in rows_of(storage, run):
         yield _entry(row)
 
 
@@ -66,14 +67,14 @@ def _entry(row: HistoryEvent) -> HistoryEntry:
     return HistoryEntry(row.id, row.activity_id, str(row.event_type), row.created_at, data)
 
 
-async def read_steps(storage: Storage, id: str, *, is_ended: bool) -> list[StepInfo]:
+async def read_steps(storage: Storage, run: WorkflowInstance) -> list[StepInfo]:
     """Return the steps of a run: first those that have ended, in the order of their ends."""
-    steps = _Steps(is_ended)
-    async for row in read_rows(storage, id):
+    steps = _Steps(run.status in TERMINAL)
+    async for row in rows_of(storage, run):
         steps.add(_shown(row), row.created_at)
     await steps.add_children(storage)
-    for wait in await storage.get_waits([id]):
-        steps.add_wait(id, wait)
+    for wait in await storage.get_waits([run.instance_id]):
+        steps.add_wait(run.instance_id, wait)
     return steps.found()
 
 
