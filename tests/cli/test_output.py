@@ -103,6 +103,17 @@ def test_watched_lines_are_fitted_to_the_height_of_the_terminal(rows: int, keep_
     assert [each if each in lines else each[0] for each in found] == shown
 
 
+def test_columns_stay_aligned_beside_wide_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "29")
+    documents = [{"id": "注文-1", "error": "支払いが拒否されました"}, {"id": "order-2", "error": "declined"}]
+    table = printed(Terminal()).table(documents, [Column("id", is_whole=True), Column("error")])
+    assert [re.sub(r"\x1b\[\d*m", "", line) for line in table.splitlines()] == [
+        "ID       ERROR",
+        "注文-1   支払いが拒否されま…",  # each of these characters takes two columns
+        "order-2  declined",
+    ]
+
+
 def test_table_is_whole_without_a_terminal() -> None:
     stream = io.StringIO()
     printed(stream).listing("rows", ROWS, COLUMNS)

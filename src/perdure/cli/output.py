@@ -23,6 +23,7 @@ from perdure.inspection.reasons import ago, ahead
 
 GAP = "  "
 NARROW = 16  # columns are not cut below this width
+_PAINT = re.compile(r"\x1b\[\d*m")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 _STATUS_COLOURS = {
@@ -144,7 +145,7 @@ class Output:
         shown, limit = list(columns), self.width()
         while True:
             cells = [[column.of(self, each) for column in shown] for each in documents]
-            widths = [max(map(len, texts)) for texts in zip(map(_title, shown), *cells, strict=True)]
+            widths = [max(map(width_of, texts)) for texts in zip(map(_title, shown), *cells, strict=True)]
             if limit is None or _least(widths, shown) <= limit:
                 break
             if any(each.short for each in shown):
@@ -161,7 +162,7 @@ class Output:
         return "\n".join(lines)
 
     def _row(self, cells: Sequence[str], widths: Sequence[int], colour: str | None = None) -> str:
-        shown = [_cut(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        shown = [_padded(_cut(cell, width), width) for cell, width in zip(cells, widths, strict=True)]
         last = len(shown) - 1
         parts = [self.paint(each.rstrip() if place == last else each, colour) for place, each in enumerate(shown)]
         return GAP.join(parts).rstrip()
@@ -218,6 +219,25 @@ def escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal a text takes: Chinese characters and emoji take two, colours none."""
+    text = _PAINT.sub("", text)
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def begin_of(text: str, width: int) -> str:
+    """Return as much of a text as fits into these columns of a terminal."""
+    if text.isascii() or width_of(text) <= width:
+        return text[:width]
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width).rstrip()  # with a space where half of a character had room
+
+
 def is_coloured(stream: TextIO) -> bool:
     """Return whether colours are wanted: on a terminal, unless NO_COLOR is set or the terminal has none."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -255,8 +275,12 @@ def _length(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - width_of(text))
+
+
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return text if width_of(text) <= width else f"{begin_of(text, width - 1)}…"
 
 
 def values(document: Document, *names: str) -> Any:

@@ -2,18 +2,16 @@
 
 import asyncio
 import io
-import re
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TextIO
 
 from perdure.cli.exits import UsageError
 from perdure.cli.options import Common, Watching
-from perdure.cli.output import Output
+from perdure.cli.output import Output, width_of
 
 CLEAR, HOME, LINE_END, SCREEN_END = "\x1b[2J", "\x1b[H", "\x1b[K\n", "\x1b[J"
 FASTEST_SEC = 0.1
-_PAINT = re.compile(r"\x1b\[\d*m")
 
 
 async def repeat(
@@ -60,7 +58,7 @@ class _Page(io.StringIO):
 def fitted(lines: Sequence[str], columns: int, rows: int, *, keep_end: bool) -> list[str]:
     """Return as many of the lines as a terminal has room for, with a remark if some are left out."""
     room = rows - 1  # the cursor stands below them
-    heights = [max(1, -(-len(_PAINT.sub("", line)) // columns)) for line in lines]
+    heights = [max(1, -(-width_of(line) // columns)) for line in lines]
     if sum(heights) <= room:
         return list(lines)
     kept, room = [0] if keep_end else [], room - 1 - (heights[0] if keep_end else 0)

@@ -9,7 +9,7 @@ from perdure.cli.apps import import_workflows
 from perdure.cli.commands.runs import doing_text, status_text
 from perdure.cli.opening import reading
 from perdure.cli.options import COMMON, WATCHING, Common, Watching
-from perdure.cli.output import Output
+from perdure.cli.output import Output, begin_of, width_of
 from perdure.cli.watching import repeat
 from perdure.engine.api.step_info import StepInfo, StepStatus
 from perdure.inspection import RunTree, read_tree, run_document, tree_document
@@ -95,8 +95,7 @@ def _fit(output: Output, line: str, rest: str) -> str:
     width = output.width()
     if width is None:
         return line + rest
-    plain_length = len(line) - (9 * line.count("\x1b[0m") if output.is_coloured else 0)
-    return line + rest[: max(0, width - plain_length)]
+    return line + begin_of(rest, max(0, width - width_of(line)))
 
 
 def _folded(tree: RunTree) -> list[tuple[StepInfo, RunTree | None, int]]:
