@@ -168,7 +168,10 @@ class LockManager(Protocol):
     async def claim_instances(
         self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float, *, limit: int
     ) -> list[tuple[Lease, WorkflowInstance]]:
-        """Acquire the leases of at most `limit` of these instances in one commit; return them with the instances."""
+        """Acquire the leases of at most `limit` of these instances in one commit; return them with the instances.
+
+        Only instances that a worker may take now are leased: running or compensating ones, not those that wait.
+        """
 
     async def release_lock(self, instance_id: str, worker_id: str, *, lease: Lease | None = None) -> None:
         """Release a lease; do nothing if this worker does not hold it."""

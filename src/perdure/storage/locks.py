@@ -56,8 +56,9 @@ class Locks(Wakeups):
     ) -> list[tuple[Lease, WorkflowInstance]]:
         """Acquire the leases of at most `limit` of these instances in one commit; return them with the instances.
 
-        Each is acquired as by `try_acquire_lock`. Two workers that pass the same instances acquire different ones, as
-        long as there are enough: which of them a worker gets is not defined.
+        Only instances that `find_resumable_workflows` would return now are leased, so a notification that comes late
+        leases no run that waits again. Two workers that pass the same instances acquire different ones, as long as
+        there are enough: which of them a worker gets is not defined.
         """
         limits.name(worker_id, "worker_id")
         ids = sorted({limits.name(instance_id, "instance_id") for instance_id in bounded(instance_ids)})

@@ -52,19 +52,21 @@ UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
    SET i.locked_by = :worker_id, i.updated_at = i.updated_at
 
 -- claim -> {instance}
--- Take at most `:limit` of these leases that are free, and return the instances. Rows that another transaction has locked
--- are skipped before they count, so two workers that ask for the same instances take different ones.
+-- Take at most `:limit` of the leases of these instances that a worker may take now, and return the instances. Rows that
+-- another transaction has locked are skipped before they count, so two workers that ask for the same instances take
+-- different ones.
 UPDATE workflow_instances
    SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
        lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec))}
- WHERE instance_id IN (SELECT instance_id FROM workflow_instances WHERE instance_id {any(:ids)} AND {takeable} LIMIT :limit)
+ WHERE instance_id IN (SELECT instance_id FROM workflow_instances
+                        WHERE instance_id {any(:ids)} AND claimable_at <= {now} LIMIT :limit)
 RETURNING {instance}
 
 -- claim [postgresql]
 -- Differs because SKIP LOCKED needs a SELECT of its own; an array is looked up by the index, whatever the planner assumes.
 WITH free AS (
   SELECT instance_id FROM workflow_instances
-   WHERE instance_id {any(:ids)} AND {takeable} LIMIT :limit FOR UPDATE SKIP LOCKED)
+   WHERE instance_id {any(:ids)} AND claimable_at <= {now} LIMIT :limit FOR UPDATE SKIP LOCKED)
 UPDATE workflow_instances
    SET locked_by = :worker_id, locked_at = {now}, lock_token = lock_token + 1,
        lock_expires_at = {after(COALESCE(lock_timeout_seconds, :timeout_sec::float8))}
@@ -74,7 +76,7 @@ RETURNING {instance}
 -- claim [mysql]
 -- Differs as `take` does. The returned owner is still the mark.
 UPDATE (SELECT instance_id FROM workflow_instances {index(PRIMARY)}
-         WHERE instance_id {any(:ids)} AND {takeable} LIMIT :limit FOR UPDATE SKIP LOCKED) free
+         WHERE instance_id {any(:ids)} AND claimable_at <= {now} LIMIT :limit FOR UPDATE SKIP LOCKED) free
        STRAIGHT_JOIN workflow_instances i {index(PRIMARY)} ON i.instance_id = free.instance_id
    SET i.locked_by = :mark, i.locked_at = {now}, i.lock_token = i.lock_token + 1, i.updated_at = i.updated_at,
        i.lock_expires_at = {after(COALESCE(i.lock_timeout_seconds, :timeout_sec))};

@@ -184,6 +184,17 @@ async def test_claimed_instances_are_returned_with_their_leases(storage: Storage
     assert [lease.instance_id for lease, _ in again] == ["expired", "i-1"]  # the third has a longer lease of its own
 
 
+async def test_instances_that_wait_are_not_claimed(storage: Storage) -> None:
+    """A notification may come late, when a run that it names waits again."""
+    waits, undone = await leased(storage, "waits"), await leased(storage, "undone")
+    await storage.suspend_instances([(waits, [TimerWait("t", "t", after=timedelta(seconds=60))])])
+    await storage.cancel_instance("undone", "not needed", compensate=True)
+    claimed = await storage.claim_instances(["waits", "undone"], "w2", 30, limit=5)
+    assert [lease.instance_id for lease, _ in claimed] == ["undone"]
+    assert claimed[0][0].token > undone.token
+    assert await storage.try_acquire_lock("waits", "w3", 30) is not None  # which does not look at what it does
+
+
 async def test_no_more_instances_are_claimed_than_asked_for(storage: Storage) -> None:
     ids = [f"i-{n}" for n in range(5)]
     for instance_id in ids:

@@ -10,7 +10,7 @@ from perdure.model import limits
 from perdure.model.records import Lease, StaleWorkflowInfo, SystemLease, WorkerInfo, WorkflowInstance
 from perdure.model.states import RESUMABLE, TERMINAL
 from perdure.testing.reference.arguments import OWN, bounded
-from perdure.testing.reference.fences import FREE, Fences, instance_from
+from perdure.testing.reference.fences import FREE, Fences, claimable_at, instance_from
 from perdure.testing.reference.history import raw
 from perdure.testing.reference.tables import change, remove
 from perdure.testing.reference.transactions import reads, writes
@@ -41,13 +41,17 @@ class Locks(Fences):
     def claim_instances(
         self, instance_ids: Sequence[str], worker_id: str, timeout_sec: float, *, limit: int
     ) -> list[tuple[Lease, WorkflowInstance]]:
-        """Acquire the leases of at most `limit` of these instances that are free; return them with the instances."""
+        """Acquire the leases of at most `limit` of these instances that may be taken now; return these, too."""
         limits.name(worker_id, "worker_id")
         ids = sorted({limits.name(instance_id, "instance_id") for instance_id in bounded(instance_ids)})
         seconds, most = limits.seconds(timeout_sec), limits.page(limit, limits.PAGE_MAX)
         claimed: list[tuple[Lease, WorkflowInstance]] = []
         for instance_id in ids:
-            if len(claimed) < most and (lease := self._acquire(instance_id, worker_id, seconds)) is not None:
+            row = self._tables.workflow_instances.get(instance_id)
+            at = None if row is None else claimable_at(row)
+            if len(claimed) == most or at is None or at > self._now:
+                continue
+            if (lease := self._acquire(instance_id, worker_id, seconds)) is not None:
                 claimed.append((lease, instance_from(self._tables.workflow_instances[instance_id])))
         return claimed
 
