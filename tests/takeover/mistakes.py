@@ -14,7 +14,7 @@ import logging
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -149,6 +149,7 @@ class ProgramPlay(Play):
         self._had_stopped = False  # at the last look
         self._until = time.monotonic() + LIMIT_SEC
         self._is_over = False
+        self._awaited: Callable[[], Awaitable[bool]] | None = None  # the condition for which the program waits
 
     # What the program calls.
 
@@ -181,7 +182,7 @@ class ProgramPlay(Play):
         async def has_ended_or_is_stuck() -> bool:
             return (await row_of(run)).status in TERMINAL or await self._reason(run.id) is not None
 
-        await until(has_ended_or_is_stuck, LIMIT_SEC)
+        await self._until_seen(has_ended_or_is_stuck)
         if (await row_of(run)).status in TERMINAL:
             await run.result()
         else:
@@ -197,7 +198,15 @@ class ProgramPlay(Play):
             has_stopped = (await row_of(client, run)).status is not WorkflowStatus.RUNNING
             return (is_prepared and has_stopped) or await self._reason(run) is not None
 
-        await until(is_waiting, LIMIT_SEC)
+        await self._until_seen(is_waiting)
+
+    async def _until_seen(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for a condition. The clock stands still once it holds, until the program has seen that."""
+        self._awaited = condition
+        try:
+            await until(condition, LIMIT_SEC)
+        finally:
+            self._awaited = None
 
     async def _reason(self, run: str) -> str | None:
         (found,) = await self._storage.get_stuck([run])
@@ -267,7 +276,7 @@ class ProgramPlay(Play):
         if self._has_ended:
             return False
         dues = await self._dues()
-        if dues:
+        if dues and not (self._awaited is not None and await self._awaited()):
             await self._move_to(min(dues))
         return True
 
