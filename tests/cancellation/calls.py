@@ -26,7 +26,7 @@ from tests.engine.waiting import waiting
 from tests.support.databases import mysql_login
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 Whole = Callable[[bool], Awaitable[str]]
 
 

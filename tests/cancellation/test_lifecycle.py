@@ -23,7 +23,7 @@ from tests.support.storages import Database
 
 LEASE = timedelta(minutes=10)
 DRAIN = timedelta(seconds=0.02)
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 RUNS = ("blocked", "undo", "book")
 
 

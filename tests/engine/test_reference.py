@@ -9,7 +9,7 @@ from perdure.testing.reference import Reference, World
 from tests.engine.reference import NOT_ON_REFERENCE
 from tests.engine.waiting import waiting
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 
 
 @activity

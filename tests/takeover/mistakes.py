@@ -35,12 +35,12 @@ from tests.takeover.marks import Marks
 from tests.takeover.outcomes import Outcome
 from tests.takeover.plays import CaseError, Play
 from tests.takeover.rig import Player
-from tests.takeover.workers import LEASE_SEC, POLL_SEC, Clock, ClockedDatabase, Gate
+from tests.takeover.workers import IS_POLL, LEASE_SEC, POLL_SEC, Clock, ClockedDatabase, Gate
 
 HOUR = 3600.0
 SLEPT = "2:timer"  # the step before the workflow's own code
 LIMIT_SEC = 60.0
-BLOCKED_SEC = 0.015  # a program that has called nothing for so long waits for its runs; it polls every 5 ms
+BLOCKED_SEC = 0.015  # a program that has called nothing for so long waits for its runs, for whose ends it polls
 BLOCKED_LOOKS = 4  # and in so many looks: a busy machine may stop the process, and each look gives the program a turn
 NEVER_SEC = 1e6
 CALLBACKS_MAX, STEPS_MAX = 100_000, 100  # so that a body soon exceeds the limits of the engine
@@ -111,6 +111,31 @@ class CallersDatabase(ClockedDatabase):
         return storage
 
 
+class Polls:
+    """The polls of programs for the ends of their runs. On a busy machine there is always one under way."""
+
+    def __init__(self) -> None:
+        self._began: dict[results.Results, float] = {}  # the last one that has ended, of those that wait
+        self._look = results.Results._look
+
+    async def look(self, of: results.Results) -> None:
+        """Take the place of `Results._look`."""
+        if not of._alone:  # of a worker
+            await self._look(of)
+            return
+        began, token = time.monotonic(), IS_POLL.set(True)
+        try:
+            await self._look(of)
+        finally:
+            IS_POLL.reset(token)
+            self._began[of] = began
+
+    def have_seen(self, moment: float, client: Client) -> bool:
+        """Return whether a client knows which of its runs had ended at a moment."""
+        found = client._results
+        return not (found._waiting or found._watched) or self._began.get(found, 0.0) > moment
+
+
 class ProgramMarks(Marks):
     """Marks with the runs numbered in the order of their appearance, because their ids are random."""
 
@@ -143,6 +168,8 @@ class ProgramPlay(Play):
         self._mistake = mistake
         self._program: asyncio.Task[None] | None = None
         self._callers = Gate(_nothing)
+        self._clients: list[Client] = []  # of the program
+        self.polls = Polls()
         self._requests: list[tuple[dict[str, Any] | None, asyncio.Future[None]]] = []
         self._app_settings: dict[str, Any] = {}
         self._blocked_since, self._blocked_looks = 0.0, 0
@@ -162,11 +189,13 @@ class ProgramPlay(Play):
                 await play.request(settings)
                 self.caller = Caller(url, play._clock, play._callers)
                 client: Client = await play._callers.counted(self.caller.__aenter__())
+                play._clients.append(client)
                 return client
 
             async def __aexit__(self, *error: Any) -> None:
                 await play.request(None)
                 await self.caller.__aexit__(None, None, None)
+                play._clients.remove(self.caller)
 
         return Stage()
 
@@ -202,10 +231,11 @@ class ProgramPlay(Play):
 
     async def _until_seen(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Wait for a condition. The clock stands still once it holds, until the program has seen that."""
-        self._awaited = condition
+        self._awaited, token = condition, IS_POLL.set(True)
         try:
             await until(condition, LIMIT_SEC)
         finally:
+            IS_POLL.reset(token)
             self._awaited = None
 
     async def _reason(self, run: str) -> str | None:
@@ -253,7 +283,8 @@ class ProgramPlay(Play):
         if not self._blocked_looks:
             self._blocked_since = time.monotonic()
         self._blocked_looks += 1
-        return self._blocked_looks > BLOCKED_LOOKS and time.monotonic() - self._blocked_since > BLOCKED_SEC
+        has_waited = self._blocked_looks > BLOCKED_LOOKS and time.monotonic() - self._blocked_since > BLOCKED_SEC
+        return has_waited and all(self.polls.have_seen(self._blocked_since, each) for each in self._clients)
 
     async def _move_on(self) -> bool:
         self._blocked_looks = 0
@@ -415,6 +446,7 @@ def _catalogue_of(play: ProgramPlay) -> Iterator[None]:
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, value))
         stack.enter_context(patch.object(results, "ASK_SEC", POLL_SEC))
+        stack.enter_context(patch.object(results.Results, "_look", lambda of: play.polls.look(of)))
         stack.enter_context(patch.object(BodyLoop.pump, "__defaults__", (CALLBACKS_MAX,)))
         stack.enter_context(patch.object(body, "STEPS_MAX", STEPS_MAX))
         stack.enter_context(patch.object(stuck, "WARN_SEC", NEVER_SEC))  # the clock of this machine

@@ -27,7 +27,7 @@ def _sample(first: int, stride: int) -> list[str]:
     return list(programs()) if ALL else list(programs())[first::stride]
 
 
-@pytest.mark.timeout(1800 if ALL else 120)
+@pytest.mark.timeout(1800 if ALL else 300)
 @pytest.mark.parametrize(
     ("backend", "program"),
     [

@@ -50,7 +50,7 @@ def _sample(first: int) -> list[str]:
     return list(FEATURES) if ALL else list(FEATURES)[first::STRIDE]
 
 
-@pytest.mark.timeout(1800 if ALL else 120)
+@pytest.mark.timeout(1800 if ALL else 300)
 @pytest.mark.parametrize(
     ("backend", "feature"),
     [

@@ -14,7 +14,7 @@ from tests.engine.api.workflows import Order, child, looped, simple
 from tests.engine.waiting import waiting
 from tests.support.storages import Database, storage_of
 
-SOON = 20
+SOON = 60
 DAY = timedelta(days=1)
 
 

@@ -22,7 +22,7 @@ from tests.engine.orders import Receipt, order
 from tests.engine.waiting import row_of
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 DAY = timedelta(days=1)
 MEMORY = "sqlite:///:memory:"
 done: list[str] = []

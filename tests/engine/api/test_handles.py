@@ -31,7 +31,7 @@ from tests.engine.parcels import PARCEL, packed
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
-SOON = 20
+SOON = 60
 DAY = timedelta(days=1)
 
 

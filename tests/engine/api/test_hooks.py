@@ -56,7 +56,7 @@ ENDS: dict[type[HookEvent], WorkflowStatus] = {
 }
 seen: list[Any] = []
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 QUICK = Retry(attempts=2, initial=timedelta(milliseconds=5))
 ONCE = Retry(attempts=1)
 E = TypeVar("E", bound=HookEvent)

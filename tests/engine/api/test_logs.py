@@ -22,7 +22,7 @@ from tests.engine.versions import version
 from tests.engine.waiting import row_of, status_of, stuck_runs, until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 SHORT = timedelta(seconds=1)
 SECRET = "hunter2"
 

@@ -15,7 +15,7 @@ from tests.engine.api.workflows import Order, child, simple
 from tests.engine.waiting import status_of, waiting
 from tests.support.storages import Database, storage_of
 
-SOON = 20
+SOON = 60
 DAY = timedelta(days=1)
 done: list[str] = []
 

@@ -9,7 +9,7 @@ from perdure import App, EngineError, Retry, activity, sleep, wait_event, workfl
 from tests.engine.waiting import status_of, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 DAY = timedelta(days=1)
 ONCE = Retry(attempts=1)
 done: list[str] = []

@@ -9,7 +9,7 @@ from tests.engine.api.workflows import simple
 from tests.engine.waiting import waiting
 from tests.support.storages import Database
 
-SOON = 20
+SOON = 60
 
 
 @activity(retry=Retry(attempts=1), name="api.sends")

@@ -8,7 +8,7 @@ from perdure import App, Retry, WorkflowStatus, activity, set_state, sleep, work
 from tests.engine.waiting import status_of
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 DAY = timedelta(days=1)
 done: list[str] = []
 

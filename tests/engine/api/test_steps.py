@@ -27,7 +27,7 @@ from tests.engine.api.workflows import Order, undone, whole
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
-SOON = 20
+SOON = 60
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,7 @@ from tests.engine.orders import Receipt, order
 from tests.support import leaks
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 
 everywhere = pytest.mark.parametrize("shared", ["sqlite", "postgresql", "mysql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("shared", ["sqlite"], indirect=True)

@@ -16,7 +16,7 @@ from perdure import App, Client, activity, activity_info, workflow
 from tests.support.storages import Database
 
 ROOT = Path(__file__).parents[3]
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 SHORT = timedelta(seconds=1)
 seen: list[Any] = []
 

@@ -32,7 +32,7 @@ from tests.conftest import BackendDatabase
 from tests.engine.waiting import row_of
 
 SEED = int(os.environ.get("PERDURE_SEED", "0")) or secrets.randbelow(1 << 32)
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 BRIEFLY = timedelta(seconds=0.25)
 MAIL, NEWS, END = "race.mail", "race.news", -1
 

@@ -24,7 +24,7 @@ from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 LONG = Retry(attempts=3, initial=timedelta(seconds=1.3), factor=1, jitter=0)
 BRIEF = Retry(attempts=3, initial=timedelta(seconds=0.9), factor=1, jitter=0)
 QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))

@@ -20,7 +20,7 @@ from perdure.hooks import HookEvent, StepCompleted
 from tests.engine.waiting import until
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 COLOUR: ContextVar[str] = ContextVar("colour", default="none")
 seen: list[str] = []
 

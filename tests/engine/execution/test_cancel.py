@@ -14,7 +14,7 @@ from perdure.engine.execution import interfaces
 from tests.engine.waiting import move_clock, row_of, until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 DAY = timedelta(days=1)
 ONCE = Retry(attempts=1)
 done: list[str] = []

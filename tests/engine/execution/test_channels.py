@@ -9,7 +9,7 @@ from perdure.errors import NotSubscribedError
 from tests.engine.waiting import until
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 calls: list[str] = []
 DAY = timedelta(days=1)
 done: list[str] = []

@@ -36,7 +36,7 @@ from tests.support.storages import Database, storage_of
 DAY = timedelta(days=1)
 ONCE = Retry(attempts=1)
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 done: list[str] = []
 
 

@@ -10,7 +10,7 @@ from tests.engine.orders import halve
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 DAY = timedelta(days=1)
 done: list[str] = []
 

@@ -18,7 +18,7 @@ from perdure.storage.stores import SQLStorage
 from perdure.testing import TestApp
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 ONCE = Retry(attempts=1)
 TWICE = Retry(attempts=2, initial=timedelta(milliseconds=5))
 

@@ -11,7 +11,7 @@ from perdure import App, Event, Message, activity, receive, send_event, set_stat
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 DAY = timedelta(days=1)
 done: list[str] = []
 gates: dict[str, asyncio.Event] = {}

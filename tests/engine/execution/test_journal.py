@@ -15,7 +15,7 @@ from perdure.model.states import WorkflowStatus
 from perdure.storage.stores import SQLStorage
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 gates_storage: list[SQLStorage] = []
 
 

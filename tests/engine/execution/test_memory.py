@@ -17,7 +17,7 @@ from perdure.errors import WorkflowFailedError
 from tests.engine.waiting import until
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 
 
 @activity

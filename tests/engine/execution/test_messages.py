@@ -30,7 +30,7 @@ from perdure.storage.stores import SQLStorage
 from tests.engine.waiting import row_of, waiting
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 
 
 @activity(retry=Retry(attempts=2, initial=timedelta(milliseconds=1)))

@@ -21,7 +21,7 @@ from perdure.errors import EngineError, WorkflowNotCancellableError
 from tests.engine.waiting import status_of, until
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))
 done: list[str] = []
 gates: dict[str, asyncio.Event] = {}

@@ -13,7 +13,7 @@ from tests.engine.orders import charge
 from tests.engine.waiting import move_clock, stuck_runs, until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 SHORT = timedelta(seconds=1)
 seen: list[Any] = []
 gates: list[asyncio.Event] = []

@@ -32,7 +32,7 @@ from tests.support.storages import Database, storage_of
 
 ONCE = Retry(attempts=1)
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 QUICK = Retry(attempts=3, initial=timedelta(milliseconds=5))
 TABLE = "CREATE TABLE IF NOT EXISTS accounts (name VARCHAR(50) PRIMARY KEY, balance INTEGER NOT NULL)"
 

@@ -11,7 +11,7 @@ from tests.engine.gates import gated, gates, note, seen
 from tests.engine.waiting import move_clock, until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 
 
 @pytest.fixture(autouse=True)

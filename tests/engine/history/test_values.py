@@ -11,7 +11,7 @@ from tests.engine.parcels import PARCEL, Parcel, packed, packed_parcels
 from tests.engine.waiting import waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 ONCE = Retry(attempts=1)
 seen: list[Any] = []
 

@@ -14,7 +14,7 @@ from tests.conftest import BackendDatabase
 from tests.engine.waiting import move_clock, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.support.storages import Database
 
 ROOT = Path(__file__).parents[3]
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 ONCE = Retry(attempts=1)
 
 seen: list[Any] = []

@@ -15,7 +15,7 @@ from perdure.storage.stores import shift_clock
 from tests.engine.orders import Receipt, calls, order
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 ONCE = Retry(attempts=1)
 seen: list[Any] = []
 DAY = timedelta(days=1)

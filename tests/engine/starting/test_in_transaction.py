@@ -42,7 +42,7 @@ from perdure.storage.stores import SQLStorage
 from tests.support.blocking import blocked
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 P = ParamSpec("P")
 R = TypeVar("R")
 TEXT = "Grüße, 世界 🎉 \\ ' \" % %s $1 ?"  # what a driver could take for something else

@@ -30,7 +30,7 @@ from tests.engine.waiting import waiting
 from tests.support.programs import no_other_program
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 
 
 @dataclass

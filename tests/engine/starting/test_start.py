@@ -10,7 +10,7 @@ from tests.engine.orders import Receipt, order
 from tests.engine.parcels import packed
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 ONCE = Retry(attempts=1)
 seen: list[Any] = []
 

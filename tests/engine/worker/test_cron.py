@@ -15,7 +15,7 @@ from perdure.model.schedules import Schedule, tick_id
 from tests.engine.waiting import until
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 DAY = timedelta(days=1)
 
 

@@ -12,7 +12,7 @@ from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 ENDLESS = timedelta(minutes=10)  # longer than a test may take
 LONG = Retry(attempts=3, initial=timedelta(seconds=1.3), factor=1, jitter=0)
 

@@ -20,7 +20,7 @@ from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, stuck_runs, until, waiting
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 SHORT = timedelta(seconds=1)
 done: list[str] = []
 together = [0, 0]

@@ -21,7 +21,7 @@ from tests.engine.gates import forget as forget_gates
 from tests.engine.waiting import row_of, until, waiting
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 SHORT = timedelta(seconds=1)
 
 

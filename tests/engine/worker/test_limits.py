@@ -12,7 +12,7 @@ from perdure import App, Retry, activity, workflow
 from tests.conftest import BackendDatabase
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 ONCE = Retry(attempts=1)
 running = [0, 0]
 together = [0, 0]

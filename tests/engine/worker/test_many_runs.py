@@ -13,7 +13,7 @@ from perdure.hooks import Hook, RunCompleted
 from tests.engine.waiting import stuck_runs, until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 seen: list[Any] = []
 
 

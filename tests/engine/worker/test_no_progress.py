@@ -30,7 +30,7 @@ from tests.engine.versions import version
 from tests.engine.waiting import move_clock, row_of, stuck_runs, until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 SHORT = timedelta(seconds=1)
 BACK_OFF = timedelta(minutes=1)  # longer than that of the first tries
 gates_storage: list[SQLStorage] = []

@@ -26,7 +26,7 @@ from tests.engine.crashes.rig.effect_table import run_sql
 from tests.engine.waiting import row_of, until
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 ONCE = Retry(attempts=1)
 sent: list[OutboxEvent] = []
 broken: defaultdict[str, list[Exception]] = defaultdict(list)

@@ -32,7 +32,7 @@ from perdure.model.records import OutboxEvent, WorkflowInstance
 from perdure.storage.stores import SQLStorage, shift_clock
 from tests.support.storages import Database, storage_of
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 DAY = timedelta(days=1)
 NOW = timedelta(0)  # runs are driven by this clock only: their worker set its own when it began
 MONTH = Retention(finished=30 * DAY, messages=7 * DAY, outbox=7 * DAY)

@@ -21,7 +21,7 @@ from tests.engine.waiting import row_of, until
 from tests.support.storages import Database
 
 ROOT = Path(__file__).parents[3]
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 BRIEF = timedelta(seconds=0.3)
 
 seen: list[str] = []

@@ -31,7 +31,7 @@ from perdure.model.records import Lease, ListInstancesOptions
 from tests.engine.waiting import status_of, stuck_runs, until
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=60)
 HOURLY = Retry(attempts=10, initial=timedelta(hours=1))
 seen: list[str] = []
 running = [0, 0]  # now, and at most

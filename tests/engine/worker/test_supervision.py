@@ -22,7 +22,7 @@ from perdure.model.records import OutboxEvent
 from tests.engine.waiting import until, waiting
 from tests.support.storages import Database
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=60)
 
 
 @pytest.fixture(autouse=True)
