@@ -286,6 +286,21 @@ async def test_baggage_travels_with_the_run(traces: Traces) -> None:
             context.detach(token)
 
 
+async def test_spans_follow_the_conventions_for_messaging(traces: Traces) -> None:
+    async with TestApp(interceptors=[traces.otel]):
+        await traced_parent()
+        with pytest.raises(WorkflowFailedError):
+            await traced_undone()
+    types = {"start": "send", "send": "send", "process": "process", "compensate": "process"}
+    found = [span for span in traces.spans if about_or_none(span, "messaging.system") == "perdure"]
+    assert {span.name.split(" ")[0] for span in found} == set(types)
+    for span in found:
+        operation = about(span, "messaging.operation.name")
+        assert span.name == f"{operation} {about(span, 'messaging.destination.name')}"
+        assert about(span, "messaging.operation.type") == types[str(operation)]
+        assert span.kind is (SpanKind.CONSUMER if types[str(operation)] == "process" else SpanKind.PRODUCER)
+
+
 async def test_trace_that_is_not_sampled_is_passed_on_without_spans_of_attempts() -> None:
     sampler = Nothing()
     traces = Traces(sampler)

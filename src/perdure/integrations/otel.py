@@ -121,14 +121,14 @@ class OpenTelemetry(Interceptor):
 
     def execute(self, execution: Execution) -> Around:
         """Make a span of an execution: a child of the start, linked to the message that resumed the run."""
-        attributes = _messaging("process", "process", execution.workflow)
+        operation = "compensate" if execution.is_rollback else "process"
+        attributes = _messaging("process", operation, execution.workflow)
         attributes["messaging.message.id"] = attributes["perdure.run.id"] = execution.run_id
         attributes["messaging.client.id"] = attributes["perdure.worker.id"] = execution.worker_id
         attributes["perdure.workflow"], attributes["perdure.fence"] = execution.workflow, execution.fence
         attributes["perdure.rollback"] = execution.is_rollback
         started = self._extracted(execution.headers)
-        name = f"{'compensate' if execution.is_rollback else 'process'} {execution.workflow}"
-        span = self._tracer.start_span(name, started, SpanKind.CONSUMER, attributes)
+        span = self._tracer.start_span(f"{operation} {execution.workflow}", started, SpanKind.CONSUMER, attributes)
         context = trace.set_span_in_context(span, started)
         if span.is_recording():
             return self._recorded(execution, span, context)
