@@ -192,6 +192,31 @@ async def test_command_runs_until_a_signal(tmp_path: Path, command: list[str], s
             await process.wait()
 
 
+METERED = f"""
+from perdure.integrations.prometheus import Prometheus
+{APP.replace('shop.db")', 'shop.db", metrics=Prometheus())')}"""
+
+
+@pytest.mark.parametrize(("module", "status"), [(METERED, 200), (APP, 404)], ids=["metered", "unmetered"])
+async def test_serve_has_the_page_of_metrics_of_the_app(tmp_path: Path, module: str, status: int) -> None:
+    (tmp_path / "shop.py").write_text(module)
+    process = await begin(tmp_path, "serve", "shop:app", "--port", "0", PERDURE_TOKEN="a token of some length")
+    try:
+        url = (await line_with(process.stderr, "the HTTP API listens on")).split()[-1]
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            assert (await http.get("/metrics")).status_code == 401
+            http.headers["Authorization"] = "Bearer a token of some length"
+            await http.post("/v1/workflows/cli.versioned/runs", json={"id": "v-1"})
+            assert (await http.get("/v1/runs/v-1/result?wait=60")).json()["result"] == "one"
+            page = await http.get("/metrics")
+        assert page.status_code == status
+        finished = 'perdure_runs_finished_total{state="completed",workflow="cli.versioned"} 1.0'
+        assert (finished in page.text) == (status == 200)
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.communicate(), 60)
+
+
 ANY_PORT = ("--port", "0", "--dashboard-port", "0")
 
 

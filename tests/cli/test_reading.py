@@ -164,6 +164,21 @@ async def test_upgrade_check_replays_the_runs_of_a_module(file: Database, cli: C
     assert (await cli("check-upgrade", "--app", "tests.cli.shop", "-o", "json", "--database", file.url)).out == done.out
 
 
+async def test_upgrade_check_uses_the_codec_of_the_module(
+    file: Database, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cli_encrypted.py").write_text(
+        "from perdure import App\n"
+        "from perdure.codecs import Encrypted\n"
+        "from tests.cli.shop import *\n"
+        f"app = App({file.url!r}, workflows=[], codec=Encrypted({{'k': bytes(32)}}))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    await cli("start", "cli.order", "--id", "o-1", "--input", '{"order_id": "A-1"}', "--app", "cli_encrypted")
+    for name in ("cli_encrypted", "cli_encrypted:app"):
+        assert (await cli("check-upgrade", name, "-o", "json", "--database", file.url)).json["ok"], name
+
+
 async def test_bench_uses_a_schema_or_database_of_its_own(database: Database, cli: Cli) -> None:
     done = await cli("bench", "--runs", "3", "--steps", "1", "-o", "json", "--database", database.url)
     assert done.json["dialect"] == database.backend

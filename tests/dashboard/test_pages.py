@@ -329,6 +329,9 @@ async def test_encrypted_values_are_shown_with_the_key_only(backend_database: Ba
             async with connected(app) as http:
                 assert "4000 1234" in (await http.get("/runs/order-1")).text
                 assert (await http.get("/index.json")).json()["failures"][0]["type"].endswith("PaymentError")
+                search = await http.get("/runs?q=state:completed input.card:4000")
+                assert search.status_code == 422
+                assert "a codec has encoded" in search.text
         async with Client(database.url) as client, connected(client) as http:
             for path in ("/", "/runs", "/runs/order-1?step=1:shop.reserve", "/runs/order-A-2", "/runs/order-1/history"):
                 page = await http.get(path)

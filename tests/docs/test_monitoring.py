@@ -72,6 +72,13 @@ def test_query_names_metrics_and_labels_that_exist(query: Query) -> None:
     assert set(_SHOWN.findall(texts)) <= (kept if "(" in expression else known)
 
 
+def test_alert_fires_when_all_workers_and_their_metrics_are_gone() -> None:
+    alerts = {rule["alert"]: rule["expr"] for rule in _alerts()}
+    assert alerts["PerdureNoWorkers"] == "absent(perdure_sampled_timestamp_seconds)"
+    # A process with `Prometheus()` and without an open App reports 0.
+    assert alerts["PerdureMetricsStale"].endswith(" and perdure_sampled_timestamp_seconds > 0")
+
+
 def test_words_that_labels_are_compared_with_are_documented() -> None:
     for expression, _ in QUERIES.values():
         for name, matchers in _METRIC.findall(expression):

@@ -266,6 +266,14 @@ async def test_unreadable_result_or_state_is_an_error(backend_database: BackendD
             assert failed["error"]["message"] == "<encrypted with key 'k1'>"
 
 
+async def test_filter_by_encoded_inputs_is_refused(backend_database: BackendDatabase) -> None:
+    async with backend_database("sqlite") as database, App(database.url, codec=Encrypted({"k1": new_key()})) as app:
+        async with connected(app) as http:
+            answer = await http.get("/v1/runs", params={"workflow": "http.order", "where": '{"id": "A-1"}'})
+        assert (answer.status_code, answer.json()["parameter"]) == (422, "where")
+        assert "a codec has encoded" in answer.json()["detail"]
+
+
 async def test_history_is_read_page_by_page(http: httpx.AsyncClient) -> None:
     await http.post("/v1/workflows/http.order/runs", json={"id": "h", "input": {"id": "h", "lines": LINES}})
     await http.get("/v1/runs/h/result?wait=30")

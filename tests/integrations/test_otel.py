@@ -286,6 +286,21 @@ async def test_baggage_travels_with_the_run(traces: Traces) -> None:
             context.detach(token)
 
 
+async def test_spans_follow_the_conventions_for_messaging(traces: Traces) -> None:
+    async with TestApp(interceptors=[traces.otel]):
+        await traced_parent()
+        with pytest.raises(WorkflowFailedError):
+            await traced_undone()
+    types = {"start": "send", "send": "send", "process": "process", "compensate": "process"}
+    found = [span for span in traces.spans if about_or_none(span, "messaging.system") == "perdure"]
+    assert {span.name.split(" ")[0] for span in found} == set(types)
+    for span in found:
+        operation = about(span, "messaging.operation.name")
+        assert span.name == f"{operation} {about(span, 'messaging.destination.name')}"
+        assert about(span, "messaging.operation.type") == types[str(operation)]
+        assert span.kind is (SpanKind.CONSUMER if types[str(operation)] == "process" else SpanKind.PRODUCER)
+
+
 async def test_trace_that_is_not_sampled_is_passed_on_without_spans_of_attempts() -> None:
     sampler = Nothing()
     traces = Traces(sampler)
@@ -304,6 +319,34 @@ async def test_trace_that_is_not_sampled_is_passed_on_without_spans_of_attempts(
         *("start traced_child", "process traced_child", "send traced-shipped"),
     }
     assert traces.spans == []
+
+
+@workflow
+async def traced_with_headers() -> int:
+    return len(run_headers())
+
+
+@workflow
+async def traced_with_headers_in_child() -> int:
+    return await traced_with_headers()
+
+
+@pytest.mark.parametrize(("count", "length", "stored"), [(31, 1, 32), (32, 1, 32), (2, 8100, 3)])
+async def test_headers_without_room_for_the_trace_stop_no_run(
+    traces: Traces, caplog: pytest.LogCaptureFixture, count: int, length: int, stored: int
+) -> None:
+    headers = {f"h{number}": "x" * length for number in range(count)}
+    bag = context.attach(baggage.set_baggage("tenant", "y" * 200))
+    try:
+        async with TestApp(interceptors=[traces.otel]):
+            for _ in range(2):
+                assert await traced_with_headers_in_child.options(headers=headers)() == stored
+    finally:
+        context.detach(bag)
+    (warning,) = [each.getMessage() for each in caplog.records if "have no room for" in each.getMessage()]
+    assert "baggage" in warning
+    assert ("traceparent" in warning) == (count == 32)
+    assert len(traces.named("process traced_with_headers")) == 2
 
 
 def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

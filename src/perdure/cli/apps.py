@@ -23,10 +23,14 @@ def import_workflows(common: Common) -> bool:
     return name is not None
 
 
-def codec_of(common: Common) -> Codecs | None:
-    """Return how the App of `--app` or `[tool.perdure]` stores values; None if there is none, or it has no codec."""
+def codec_of(common: Common, *modules: str) -> Codecs | None:
+    """Return how values are stored by the App of `--app` or `[tool.perdure]`, or else by the first App in `modules`.
+
+    None if there is no such App, or it has no codec.
+    """
     name = app_name(common)
-    app = None if name is None else find_app(name)
+    apps = (find_app(each) for each in ((name,) if name is not None else modules))
+    app = next((each for each in apps if each is not None), None)
     return None if app is None or app.pipeline is None else app.pipeline.codecs
 
 

@@ -48,7 +48,10 @@ def _application(client: Client, part: str, stack: AsyncExitStack) -> "Applicati
         return dashboard
     from perdure.http.app import http_app
 
-    return http_app(client, token=token, webhook_keys=os.environ.get(KEYS, "").split())
+    # The user's module has imported it if its App has these metrics; a registry of its own would not be known here.
+    prometheus = sys.modules.get("perdure.integrations.prometheus")
+    metrics = None if prometheus is None else prometheus.render_global
+    return http_app(client, token=token, webhook_keys=os.environ.get(KEYS, "").split(), metrics=metrics)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -139,6 +139,10 @@ async def list_runs(api: API, request: Request) -> Response:
         raise query.invalid("status", f"one of {', '.join(STATUSES)}")
     values = dict[str, str | bool | int | float | None]
     where = query.json("where", values, 'a JSON object of paths and values, such as {"order.id": "A-1"}')
+    if where and api.client.pipeline is not None:
+        reason = "where= cannot be used here, because the database cannot read inputs that a codec has encoded: "
+        hint = "filter by workflow, status and start time, and compare the input of each run"
+        raise Problem(422, reason + hint, parameter="where")
     token = query.text("token")
     try:
         found = api.client.runs(

@@ -51,7 +51,12 @@ class RunFilter:
         return self == RunFilter()
 
     def query(self, client: Client) -> RunQuery:
-        """Return the query for the runs that match. Raise `FilterError` for filters that cannot be combined."""
+        """Return the query for the runs that match. Raise `FilterError` for filters that cannot be combined or used."""
+        if self.where and client.pipeline is not None:
+            raise FilterError(
+                "a filter by input cannot be used here, because the database cannot read inputs that a codec has "
+                "encoded: use state:, workflow:, started: or stuck:, and compare the inputs of these runs"
+            )
         try:
             return client.runs(
                 workflow=self.workflow,

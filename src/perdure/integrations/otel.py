@@ -14,6 +14,7 @@ Names and attributes follow the conventions for messaging where they fit: a star
 execution processes it. Replay makes no spans, because interceptors are not called for steps that are recorded.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -33,6 +34,9 @@ except ImportError as error:
 from perdure.engine.replay.context import ActivityInfo
 from perdure.interceptors import Execution, Interceptor, Send, Start
 from perdure.metrics import CATALOGUE, Metric
+from perdure.model import headers as limits
+
+log = logging.getLogger("perdure.engine")
 
 SYSTEM = "perdure"
 Attributes = dict[str, str | int | bool]
@@ -58,6 +62,7 @@ class OpenTelemetry(Interceptor):
         self._tracer = trace.get_tracer("perdure", tracer_provider=tracer_provider)
         self._propagator = propagator or propagate.get_global_textmap()
         self._fields = frozenset(self._propagator.fields)
+        self._warned = False
 
     def start(self, start: Start) -> Around:
         """Make a span of a start; the run's executions become its children."""
@@ -88,19 +93,42 @@ class OpenTelemetry(Interceptor):
         span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes, links)
         for field in self._fields:
             headers.pop(field, None)
-        self._propagator.inject(headers, trace.set_span_in_context(span, current), _INTO_HEADERS)
+        fields = dict[str, str]()
+        self._propagator.inject(fields, trace.set_span_in_context(span, current), _INTO_HEADERS)
+        if not _has_room(headers, fields):
+            fields = self._fitting(name, headers, fields)
+        headers.update(fields)
         return span
+
+    def _fitting(self, name: str, headers: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, str]:
+        """Return the fields that fit into the headers, the shortest first: a trace must not refuse a start."""
+        found, left = dict[str, str](), list[str]()
+        for field, value in sorted(fields.items(), key=lambda item: len(item[1])):
+            if _has_room(headers, {**found, field: value}):
+                found[field] = value
+            else:
+                left.append(field)
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "%s: the headers of the run have no room for %s, so the trace does not continue completely; use fewer "
+                "or shorter headers. This is logged once",
+                name,
+                ", ".join(left),
+                extra={"span": name, "headers": left},
+            )
+        return found
 
     def execute(self, execution: Execution) -> Around:
         """Make a span of an execution: a child of the start, linked to the message that resumed the run."""
-        attributes = _messaging("process", "process", execution.workflow)
+        operation = "compensate" if execution.is_rollback else "process"
+        attributes = _messaging("process", operation, execution.workflow)
         attributes["messaging.message.id"] = attributes["perdure.run.id"] = execution.run_id
         attributes["messaging.client.id"] = attributes["perdure.worker.id"] = execution.worker_id
         attributes["perdure.workflow"], attributes["perdure.fence"] = execution.workflow, execution.fence
         attributes["perdure.rollback"] = execution.is_rollback
         started = self._extracted(execution.headers)
-        name = f"{'compensate' if execution.is_rollback else 'process'} {execution.workflow}"
-        span = self._tracer.start_span(name, started, SpanKind.CONSUMER, attributes)
+        span = self._tracer.start_span(f"{operation} {execution.workflow}", started, SpanKind.CONSUMER, attributes)
         context = trace.set_span_in_context(span, started)
         if span.is_recording():
             return self._recorded(execution, span, context)
@@ -157,6 +185,16 @@ class _IntoHeaders(Setter[dict[str, str]]):
 
 
 _INTO_HEADERS = _IntoHeaders()
+
+
+def _has_room(headers: Mapping[str, str], more: Mapping[str, str]) -> bool:
+    """Return whether a run or message may have these headers together."""
+    texts = [*headers.items(), *more.items()]
+    return (
+        len(texts) <= limits.COUNT_MAX
+        and all(len(value) <= limits.VALUE_MAX for value in more.values())
+        and sum(len(name) + len(value) for name, value in texts) <= limits.TOTAL_MAX
+    )
 
 
 def _messaging(kind: str, operation: str, destination: str) -> Attributes:

@@ -44,7 +44,7 @@ class Prometheus:
 
     def render(self) -> tuple[bytes, str]:
         """Return the page that Prometheus scrapes, and its content type."""
-        return generate_latest(self._registry), CONTENT_TYPE
+        return _page(self._registry)
 
     async def __call__(
         self,
@@ -60,6 +60,15 @@ class Prometheus:
         headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200 if allowed else 405, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+def render_global() -> tuple[bytes, str]:
+    """Return the page of the global registry of prometheus-client, and its content type."""
+    return _page(REGISTRY)
+
+
+def _page(registry: CollectorRegistry) -> tuple[bytes, str]:
+    return generate_latest(registry), CONTENT_TYPE
 
 
 def _collector(metric: Metric, registry: CollectorRegistry) -> Collector:

@@ -25,7 +25,7 @@ async def check_upgrade(
     for name in modules or (chosen_app(None, common, "check-upgrade"),):
         load_module(name.partition(":")[0])
     with exits.usage_errors():
-        report = await check_upgrade(database_url(common), sample=sample, codec=codec_of(common))
+        report = await check_upgrade(database_url(common), sample=sample, codec=codec_of(common, *modules))
     document: Document = {
         "ok": report.ok,
         "checked": {name: asdict(each) for name, each in report.checked.items()},
