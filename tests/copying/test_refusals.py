@@ -42,7 +42,9 @@ async def test_a_target_with_rows_is_refused(pair: tuple[str, str]) -> None:
 async def test_live_workers_are_refused_by_name(pair: tuple[str, str]) -> None:
     source, target = pair
     async with App(source, worker_id="shop-1"):
-        await _refused(source, target, r"has live workers: shop-1 \(last heartbeat \d+ s ago\)\. Stop them with SIGTERM")
+        await _refused(
+            source, target, r"has live workers: shop-1 \(last heartbeat \d+ s ago\)\. Stop them with SIGTERM"
+        )
     assert (await copy_database(source, target)).state == "moved"
 
 

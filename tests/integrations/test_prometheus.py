@@ -18,13 +18,14 @@ from perdure import (
     WorkflowFailedError,
     activity,
     connection,
+    metrics,
     send_event,
     wait_event,
     workflow,
 )
 from perdure.engine.worker import gauges
 from perdure.engine.worker.metering import Claims
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, DatabaseUnavailableError
 from perdure.integrations.otel import OpenTelemetryMetrics
 from perdure.integrations.prometheus import Prometheus
 from perdure.metrics import CATALOGUE
@@ -158,6 +159,32 @@ async def test_gauge_of_a_background_task_is_0_while_the_task_does_not_run(datab
                 assert page("perdure_background_task_up", task=task.name) == int(up)
         finally:
             task.end()
+
+
+async def test_gauges_grow_old_while_the_database_does_not_answer(
+    database: Database, page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unavailable:
+        async def find_resumable_workflows(self, limit: int) -> list[object]:
+            raise DatabaseUnavailableError("the server is down")
+
+    async with App(database.url, metrics=page.metrics) as app:
+        await until(lambda: (page("perdure_sampled_timestamp_seconds") or 0) > 0)
+        sampler = app._worker._sampler
+        assert sampler is not None
+        sampler._storage = Unavailable()  # type: ignore[assignment]
+        await until(lambda: "the database is unavailable" in caplog.text)
+        before = page("perdure_sampled_timestamp_seconds")
+        page.metrics.bind(metrics.SLOTS)(-1)
+        await until(lambda: page("perdure_run_slots") != -1)  # the gauges of the worker are still set
+        assert page("perdure_sampled_timestamp_seconds") == before
+
+
+async def test_failed_runs_are_counted_from_0(database: Database, page: Page) -> None:
+    async with App(database.url, metrics=page.metrics):
+        await metered_order()
+    for state, count in (("completed", 1), ("failed", 0), ("cancelled", 0)):
+        assert page("perdure_runs_finished_total", workflow="metered_order", state=state) == count
 
 
 async def test_stuck_runs_and_claims_are_counted(database: Database, page: Page) -> None:

@@ -28,8 +28,14 @@ TAG_MAX = 200  # characters of a codec's name with its note
 
 _NAME = re.compile(r"[a-z0-9_.-]{1,40}\Z")
 _HEAD = re.compile(
-    rb"(?:" + re.escape(MARK) + rb" |" + re.escape(BINARY_MARK) + rb'.{4}\{"tags": )(\[[^\]]*\])', re.DOTALL
+    rb"(?:"
+    + re.escape(MARK)
+    + rb" |"
+    + re.escape(BINARY_MARK)
+    + rb'.{4}\{"tags": )(\[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\])',
+    re.DOTALL,
 )
+_ESCAPED_HEAD = re.compile(re.escape(ESCAPED_MARK) + rb' (\[(?:\\"(?:[^"\\]|\\\\\\?.)*\\"(?:, )?)*\])')  # of a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +135,11 @@ def _tags(texts: Sequence[str]) -> tuple[Tag, ...]:
 
 def tags_in(start: bytes) -> tuple[Tag, ...] | None:
     """Return the codecs of the envelope in a value, or in the row of a message, of which this is the beginning."""
-    found = _HEAD.search(start)
-    return None if found is None else _tags(json.loads(found[1]))
+    if (found := _HEAD.search(start)) is not None:
+        return _tags(json.loads(found[1]))
+    if (found := _ESCAPED_HEAD.search(start)) is not None:
+        return _tags(json.loads(json.loads(b'"' + found[1] + b'"')))
+    return None
 
 
 def unreadable(data: bytes | None) -> Unreadable | None:

@@ -392,6 +392,29 @@ async def intercepted_failure() -> str:
     return "nothing was raised"
 
 
+class Late(Interceptor):
+    """Raises when an execution has ended."""
+
+    @contextmanager
+    def execute(self, execution: Execution) -> Iterator[None]:
+        yield
+        raise PermissionError(f"too late for {execution.outcome}")
+
+
+async def test_error_of_an_interceptor_after_an_execution_changes_nothing(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with App(database.url, interceptors=[Late()]) as app:
+        run = await intercepted_wait.options(id="late").start()
+        await waiting(app, "late")
+        await app.send_event("intercepted-news", 1, to="late")
+        await run.result(60)
+        await until(lambda: "too late for completed" in caplog.text)
+        assert await stuck_runs(app) == []
+    assert "too late for suspended" in caplog.text
+    assert "lost its lease" not in caplog.text
+
+
 async def test_interceptor_cannot_suppress_the_error_of_an_activity() -> None:
     async with TestApp(interceptors=[Swallowing()]):
         found = await intercepted_failure()

@@ -463,6 +463,24 @@ class Flaky:
         return encoded.data[::-1]
 
 
+@pytest.mark.parametrize("note", ["key[3]", 'a "key"', "back\\slash, and more"])
+async def test_codecs_in_use_have_any_note_and_reasons_of_cancellations(tmp_path: Path, note: str) -> None:
+    class Noted(Flaky):
+        name = "noted"
+
+        def encode(self, data: bytes, place: str) -> Encoded:
+            return Encoded(data[::-1], note)
+
+    async with App(f"sqlite:///{tmp_path}/notes.db", codec=Noted()) as app:
+        run = await waiting.options(id="w-1").start(CARD)
+        await until_waiting(app, "w-1")
+        used = await app.codecs_in_use()
+        await run.cancel(f"a reason with {note}")
+        with pytest.raises(WorkflowCancelledError):
+            await run.result(60)
+        assert await app.codecs_in_use() == {f"noted:{note}": used[f"noted:{note}"] + 1}
+
+
 async def test_runs_continue_when_the_service_of_a_codec_answers_again(shared: Database) -> None:
     codec = Flaky()
     async with App(shared.url, codec=codec) as app:

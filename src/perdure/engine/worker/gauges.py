@@ -48,10 +48,11 @@ class Sampler:
             self._sample_worker()
             try:
                 await self._sample_database()
-                task.succeeded()
             except StorageError as error:
                 task.unavailable(error)
-            self._gauge(metrics.SAMPLED_AT, time.time())
+            else:
+                task.succeeded()
+                self._gauge(metrics.SAMPLED_AT, time.time())  # old while the database does not answer
             await asyncio.sleep(SAMPLE_SEC)
 
     def _gauge(self, metric: Metric, value: float, *labels: str) -> None:

@@ -1,5 +1,6 @@
 """Interceptors around what a worker does: the executions of its runs, and the attempts of their activities."""
 
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
@@ -13,26 +14,45 @@ from perdure.engine.worker.activities import Activities
 from perdure.engine.worker.owners import worker_of
 from perdure.model.records import Lease
 
+log = logging.getLogger("perdure.engine")
+
 
 async def intercepted(interception: Interception, run: Executable, lease: Lease) -> End:
     """Execute a run or its rollback inside the interceptors, and tell them how it ended."""
     is_rollback = not isinstance(run, Run)
     about = Execution(run.id, run.workflow.name, run.headers, worker_of(lease.worker_id), lease.token, is_rollback)
+    ended: End | Drained | None = None
 
     async def execute() -> End | Drained:
+        nonlocal ended
         try:
-            end = await run.execute(lease)
+            ended = await run.execute(lease)
         except Drained as drained:  # no error: another worker continues
             about.outcome = "released"
+            ended = drained
             return drained
         finally:
             if isinstance(run, Run):
                 about.error = run.error
                 about.woken_by = headers_in(run.recorder.newest)
-        about.outcome = end.value
-        return end
+        about.outcome = ended.value
+        return ended
 
-    end = await interception.execute(about, execute)
+    try:
+        end = await interception.execute(about, execute)
+    except Exception as error:
+        if ended is None:
+            raise
+        log.exception(
+            "an interceptor raised %s: %s after an execution of run %s (%s), which is %s: this changes nothing",
+            type(error).__name__,
+            error,
+            run.id,
+            run.workflow.name,
+            about.outcome,
+            extra={"run_id": run.id, "workflow": run.workflow.name, "reason": str(error)},
+        )
+        end = ended
     if isinstance(end, Drained):
         raise end
     return end

@@ -90,7 +90,8 @@ class MeteredHooks(Hooks):
 
     def __init__(self, hooks: Sequence[Hook], meter: Meter) -> None:
         super().__init__(hooks)
-        self._started = _series(meter, metrics.RUNS_STARTED)
+        self._started = cache(self._begin)
+        self._meter = meter
         self._finished = _series(meter, metrics.RUNS_FINISHED)
         self._lasted = _series(meter, metrics.RUN_DURATION)
         self._stuck = _series(meter, metrics.RUNS_STUCK)
@@ -122,6 +123,12 @@ class MeteredHooks(Hooks):
                 self._retried(event.activity)(1)
             case StepFailed():
                 self._failed(event.activity)(1)
+
+    def _begin(self, workflow: str) -> Callable[[float], object]:
+        """Set all ends of a workflow to 0, so that a rate sees the first, and return what counts its starts."""
+        for state in ("completed", "failed", "cancelled"):
+            self._finished(workflow, state)
+        return self._meter.bind(metrics.RUNS_STARTED, workflow)
 
     def _end(self, workflow: str, state: str, duration: timedelta) -> None:
         self._finished(workflow, state)(1)
