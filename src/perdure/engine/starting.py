@@ -23,7 +23,7 @@ from perdure.engine.history import ids
 from perdure.engine.history.codec import encode
 from perdure.engine.history.hints import bare
 from perdure.engine.history.messages import Event
-from perdure.engine.history.records import Compensated, Deadline, Taken, check_row, record_of, row_of
+from perdure.engine.history.records import AttemptFailed, Compensated, Deadline, Taken, check_row, record_of, row_of
 from perdure.engine.interception import Interception, Start, around_start
 from perdure.engine.replay.definitions import WORKFLOWS, WorkflowDefinition
 from perdure.errors import (
@@ -401,19 +401,27 @@ async def retry(
 
 
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:
-    """Return the rows to replay before a step; raise `RunNotRetryableError` if a step among them was compensated."""
+    """Return the rows to replay before a step; raise `RunNotRetryableError` if a step among them was compensated.
+
+    Failed attempts of the step itself are left out, so that it gets all of its attempts again.
+    """
     kept: list[HistoryEvent] = []
     undone: set[str] = set()
-    found, last_id, more = False, 0, True
+    found, begun, last_id, more = False, False, 0, True
     while more:
         page, more = await storage.get_history_paginated(instance_id, last_id)
         for event in page:
             last_id = event.id
             step, record = ids.step_of(event.activity_id), record_of(event)
-            found = found or step == from_step
+            is_attempt = isinstance(record, AttemptFailed) or ids.split_pause(event.activity_id) is not None
+            if isinstance(record, AttemptFailed):
+                step = record.step
             if isinstance(record, Compensated):
                 undone.add(record.step)
-            if found:
+            if step == from_step:
+                found, begun = True, begun or not is_attempt
+                continue
+            if begun:
                 continue
             if ids.name_of(step) in ("subscribe", ids.CHILD):
                 raise RunNotRetryableError(

@@ -24,7 +24,7 @@ from perdure import (
     workflow,
 )
 from tests.engine.api.workflows import Order, undone, whole
-from tests.engine.waiting import until, waiting
+from tests.engine.waiting import move_clock, until, waiting
 from tests.support.storages import Database
 
 SOON = 60
@@ -86,6 +86,46 @@ async def test_steps_show_failed_and_compensated_steps(database: Database) -> No
         assert (failed.status, failed.error and failed.error.message) == (StepStatus.FAILED, "bad order")
         assert steps["compensation:api.reserve"].status is StepStatus.COMPLETED
         assert undone == ["bad"]
+
+
+async def test_retried_compensations_have_the_name_of_what_they_undo(database: Database) -> None:
+    @activity
+    async def rent() -> None:
+        pass
+
+    @rent.compensation(retry=Retry(attempts=2, initial=timedelta(hours=1)))
+    async def return_it(*, result: None) -> None:
+        raise ConnectionError("no answer")
+
+    @activity(retry=Retry(attempts=1))
+    async def break_down() -> None:
+        raise ValueError("out of fuel")
+
+    @workflow(name="api.rental")
+    async def rental() -> None:
+        await rent()
+        await break_down()
+
+    async with App(database.url) as app:
+        handle = await rental.start()
+
+        async def undoing() -> StepInfo | None:
+            found = [step for step in await handle.steps() if step.kind is StepKind.COMPENSATION]
+            return found[0] if found else None
+
+        async def is_retrying() -> bool:
+            step = await undoing()
+            return step is not None and step.status is StepStatus.RETRYING
+
+        await until(is_retrying)
+        retrying = await undoing()
+        await move_clock(app, timedelta(hours=1, seconds=1))
+        with pytest.raises(WorkflowFailedError):
+            await handle.result(SOON)
+        failed = await undoing()
+        assert retrying is not None
+        assert failed is not None
+        assert (retrying.name, failed.name, failed.status) == ("rent", "rent", StepStatus.FAILED)
 
 
 @pytest.mark.parametrize("names", [StepKind, StepStatus, WaitKind])

@@ -11,6 +11,7 @@ from perdure import (
     EngineError,
     Retention,
     Retry,
+    StepStatus,
     WorkflowCancelledError,
     WorkflowFailedError,
     WorkflowStatus,
@@ -271,6 +272,40 @@ async def test_retry_creates_a_new_run_from_the_start_or_a_step(database: Databa
         assert third.id == "again~r2"
         assert await third.result(SOON) == 7
         assert done == ["mended", "first", "good"]
+
+
+@activity(retry=Retry(attempts=3, initial=timedelta(milliseconds=1)))
+async def insist() -> str:
+    done.append("insist")
+    if done.count("insist") < 6:
+        raise ConnectionError("no answer")
+    return "heard"
+
+
+@activity
+async def meanwhile() -> None:
+    while "insist" not in done:  # noqa: ASYNC110 - the other branch sets nothing
+        await asyncio.sleep(0.001)
+    done.append("meanwhile")
+
+
+@workflow(name="families.insisting")
+async def insisting() -> str:
+    heard, _ = await asyncio.gather(insist(), meanwhile())
+    return heard
+
+
+async def test_retry_from_a_failed_step_gives_it_all_attempts_again(database: Database) -> None:
+    async with App(database.url) as app:
+        handle = await insisting.options(id="deaf").start()
+        with pytest.raises(WorkflowFailedError):
+            await handle.result(SOON)
+        (failed,) = [step for step in await handle.steps() if step.status is StepStatus.FAILED]
+        assert (failed.attempts, done.count("insist")) == (3, 3)
+        again = await app.retry("deaf", from_step=failed.id)
+        assert await again.result(SOON) == "heard"
+        (heard,) = [step for step in await again.steps() if step.id == failed.id]
+        assert (heard.attempts, done.count("insist")) == (3, 6)
 
 
 @workflow(name="families.paying")

@@ -73,6 +73,7 @@ async def read_steps(storage: Storage, run: WorkflowInstance) -> list[StepInfo]:
     async for row in rows_of(storage, run):
         steps.add(_shown(row), row.created_at)
     await steps.add_children(storage)
+    await steps.name_compensations(storage, run.instance_id)
     for wait in await storage.get_waits([run.instance_id]):
         steps.add_wait(run.instance_id, wait)
     return steps.found()
@@ -127,7 +128,9 @@ class _Steps:
                 found = self._step(step, StepKind.ACTIVITY)
                 found.update(status=StepStatus.RETRYING, error=error_of(failure), attempts=found["attempts"] + 1)
             case Compensated(_, activity, _, failure):
-                self._end(self._step(record.row_id, StepKind.COMPENSATION, activity), at, None, failure)
+                undone = self._step(record.row_id, StepKind.COMPENSATION, activity)
+                undone["name"] = activity  # a failed attempt before it has only the id of the compensation
+                self._end(undone, at, None, failure)
             case MessageReceived(step):
                 self._add_message(step, record, at)
             case WaitTimedOut(step, _, _, failure):
@@ -209,6 +212,18 @@ class _Steps:
         else:
             step.update(status=StepStatus.FAILED, finished_at=at, error=error_of(failure))
         self._known[step["id"]] = self._known.pop(step["id"])
+
+    async def name_compensations(self, storage: Storage, id: str) -> None:
+        """Name compensations without an outcome by what they undo, unless retention has deleted that."""
+        unnamed = {
+            key: fields
+            for key, fields in self._known.items()
+            if fields["kind"] is StepKind.COMPENSATION and fields["status"] is StepStatus.RETRYING
+        }
+        if unnamed:
+            for entry in await storage.get_compensations(id):
+                if (fields := unnamed.get(ids.undo_of(entry.id))) is not None:
+                    fields["name"] = entry.activity_name
 
     async def add_children(self, storage: Storage) -> None:
         """Add workflow, input and start of children from their own rows, unless retention has deleted them."""
