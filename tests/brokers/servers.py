@@ -70,6 +70,16 @@ class NATSServer(BrokerServer):
             return connection.recv(5) == b"INFO "  # TLS follows
 
 
+class RestrictedNATSServer(NATSServer):
+    """Run NATS with a user `limited`, who may publish to the subjects `permitted.*` only; anybody else may do all."""
+
+    def _command(self) -> list[str | Path]:
+        allowed = 'publish: {allow: ["permitted.*"]}, subscribe: {allow: ["_INBOX.>"]}'
+        users = f"{{user: any, password: any}}, {{user: limited, password: limited, permissions: {{{allowed}}}}}"
+        config = f"authorization: {{users: [{users}]}}\nno_auth_user: any\n"
+        return [*super()._command(), "-c", self._write("nats.conf", config)]
+
+
 class BareNATSServer(NATSServer):
     """Run NATS without JetStream."""
 

@@ -24,9 +24,11 @@ FETCH_SEC = 2.0  # less than ANSWER_SEC
 BATCH = 100
 CLAIM_SEC = 60.0  # entries that another consumer has not acknowledged for so long are abandoned
 DATA = "data"  # the field with the body
+DENIED_COMMAND = "no permissions to run the"  # whatever the stream is
 
-# Answers that the same command may not get later.
-NOT_NOW = ("OOM", "MISCONF", "NOREPLICAS", "LOADING", "NOGROUP", "UNBLOCKED")
+# Answers that the same command may not get later. The library removes some of these words from its errors, and says
+# them by the class.
+NOT_NOW = ("OOM", "MISCONF", "NOREPLICAS", "LOADING", "NOGROUP", "UNBLOCKED", "BUSY ")
 
 _PLAIN, _TLS = {"redis": 6379}, {"rediss": 6379}
 _OUT = Kind("Redis", _PLAIN, _TLS, {"stream": Template, "maxlen": urls.count}, "0")
@@ -83,6 +85,7 @@ class RedisSource:
         if "stream" not in options:
             raise ConfigurationError("the Redis URL of a subscription needs a stream: write redis://host/0?stream=name")
         self._stream = options["stream"]
+        self._origin = self._url.source("redis", self._url.path or "0", self._stream)
         self._group = options.get("group", "perdure")
         self._claim_sec = options.get("claim_after", CLAIM_SEC)
         self._dead_letter = options.get("dead_letter")
@@ -168,7 +171,7 @@ class RedisSource:
         texts = {name: value.decode(errors="replace") for name, value in headers.items()}
         if "specversion" in texts:  # a CloudEvent in fields
             texts = {f"ce-{name}": value for name, value in texts.items()}
-        return BrokerMessage(body, texts, self._stream, id.decode(), f"redis:{self._stream}", (id, fields))
+        return BrokerMessage(body, texts, self._stream, id.decode(), self._origin, (id, fields))
 
     async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
         """Acknowledge entries."""
@@ -251,10 +254,11 @@ def _answering(shown: str, down_error: Any = not_answering, *, refusable: bool =
     except (*down, OSError) as error:
         raise down_error(shown, error) from error
     except exceptions.ResponseError as error:
-        if str(error).startswith(NOT_NOW):
+        if isinstance(error, exceptions.OutOfMemoryError) or str(error).startswith(NOT_NOW):
             raise BrokerUnavailableError(f"{shown} accepts nothing now: {error}") from error
-        if refusable:
+        denied = isinstance(error, exceptions.NoPermissionError)
+        if refusable and not (denied and DENIED_COMMAND in str(error)):
             raise
-        if isinstance(error, exceptions.NoPermissionError):
+        if denied:
             raise not_permitted(shown, error) from error
         raise BrokerRefusedError(f"{shown} refuses to work: {error}") from error
