@@ -213,36 +213,46 @@ async def _is_busy(client: Any) -> bool:
         return True
 
 
-async def test_redis_user_who_may_append_nothing_is_refused_and_no_event_is_at_fault(
-    place: str, request: pytest.FixtureRequest
+@pytest.mark.parametrize(
+    ("rights", "stream", "error"),
+    [
+        ("-@all +ping +client ~*", "{{source}}", BrokerRefusedError),
+        ("+@all ~elsewhere", "{place}", BrokerRefusedError),
+        ("+@all ~elsewhere", "{{source}}", redis.exceptions.NoPermissionError),  # another stream may be permitted
+    ],
+)
+async def test_permission_at_redis_that_all_events_lack_is_no_fault_of_an_event(
+    rights: str, stream: str, error: type[Exception], place: str, request: pytest.FixtureRequest
 ) -> None:
     broker: Any = make_broker(request, "redis")
+    address = broker.publisher(place, stream=stream.format(place=place)).replace("://", f"://{place}:pass@")
+    publisher = publisher_for(address)
     async with broker.connected() as client:
-        for user, rights in (("reader", "-@all +ping +client ~*"), ("other", "+@all ~elsewhere")):
-            await client.execute_command("ACL", "SETUSER", user, "on", ">pass", *rights.split())
+        await client.execute_command("ACL", "SETUSER", place, "on", ">pass", *rights.split())
         try:
-            address = broker.publisher(place)
-            publisher = publisher_for(address.replace("://", "://reader:pass@"))
             async with publisher:
-                with pytest.raises(BrokerRefusedError, match="does not permit this to the user of the URL"):
-                    await publisher.publish(event())
-            publisher = publisher_for(address.replace("://", "://other:pass@"))
-            async with publisher:
-                with pytest.raises(redis.exceptions.NoPermissionError):  # another stream may be permitted
+                with pytest.raises(error):
                     await publisher.publish(event())
         finally:
-            await client.acl_deluser("reader", "other")
+            await client.acl_deluser(place)
 
 
-async def test_full_queue_of_rabbitmq_is_unavailable(place: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [("{place}", BrokerUnavailableError), ("{place}{{source}}", ValueError)],  # a single queue, or several
+)
+async def test_full_queue_of_rabbitmq_is_an_outage_if_all_events_go_there(
+    key: str, error: type[Exception], place: str, request: pytest.FixtureRequest
+) -> None:
     broker: Any = make_broker(request, "rabbitmq")
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish", "x-expires": 600_000}
     async with broker.connected() as channel:
-        await channel.declare_queue(place, durable=True, arguments=arguments)
-    publisher = publisher_for(broker.publisher(place))
+        for name in (place, f"{place}/shop"):
+            await channel.declare_queue(name, durable=True, arguments=arguments)
+    publisher = publisher_for(broker.publisher(place, routing_key=key.format(place=place)))
     async with publisher:
         await publisher.publish(event())
-        with pytest.raises(BrokerUnavailableError, match=r"a queue of .* accepts nothing now"):
+        with pytest.raises(error, match=r"a queue of .* does not accept the event"):
             await publisher.publish(event("e-2"))
 
 
@@ -277,7 +287,7 @@ async def test_event_that_is_too_large_for_its_nats_stream_can_never_be_publishe
     assert [each.id for each in await broker.events(place)] == ["e-2"]
 
 
-async def test_subject_that_nats_does_not_permit_concerns_its_event_only() -> None:
+async def test_subject_that_nats_does_not_permit_concerns_its_event_only_unless_it_is_fixed() -> None:
     with RestrictedNATSServer() as server:
         connection = await nats.connect(server.url)
         await connection.jetstream().add_stream(name="all", subjects=["permitted.*", "denied.*"])
@@ -295,6 +305,10 @@ async def test_subject_that_nats_does_not_permit_concerns_its_event_only() -> No
             assert "refused the event for subject 'denied.order': " in said
             assert 'permissions violation for publish to "denied.order"' in said
             await publisher.publish(OutboxEvent("e-3", "permitted.order", "/shop", b"1"))
+        publisher = publisher_for(f"{address}?subject=denied.order")
+        async with publisher:
+            with pytest.raises(BrokerRefusedError, match="does not permit this to the user of the URL"):
+                await publisher.publish(event())
 
 
 # Webhooks.

@@ -92,6 +92,8 @@ class NATSPublisher:
                 raise TerminalError(f"the event is too large for its stream of {self.shown}") from error
             raise
         except _NotPermittedError as error:
+            if self._subject.is_fixed:
+                raise not_permitted(self.shown, error) from error
             raise ValueError(f"{self.shown} refused the event for subject {subject!r}: {error}") from error
         except (errors.Error, OSError) as error:
             raise not_answering(self.shown, error) from error

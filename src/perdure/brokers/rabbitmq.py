@@ -88,8 +88,11 @@ class RabbitMQPublisher:
                 await self._exchange.publish(message, key, mandatory=True, timeout=ANSWER_SEC)
             except exceptions.PublishError as error:
                 raise LookupError(self._unrouted(key)) from error
-            except exceptions.DeliveryError as error:  # a full queue, or an error of the server: no fault of the event
-                raise BrokerUnavailableError(f"a queue of {self.shown} accepts nothing now: {text(error)}") from error
+            except exceptions.DeliveryError as error:  # of a full queue, for example
+                said = f"a queue of {self.shown} does not accept the event: {text(error)}"
+                if self._routing_key.is_fixed:
+                    raise BrokerUnavailableError(said) from error
+                raise ValueError(said) from error  # other events have other queues
 
     def _unrouted(self, key: str) -> str:
         if self._exchange_name:

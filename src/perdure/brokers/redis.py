@@ -71,7 +71,7 @@ class RedisPublisher:
         stream = self._stream.fill(type=event.event_type, source=event.event_source)
         data = event.event_data if event.event_data_binary is None else event.event_data_binary
         fields = {**cloudevents.attributes(event), DATA: data or b""}
-        with _answering(self.shown, refusable=True):
+        with _answering(self.shown, refusable=True, is_fixed=self._stream.is_fixed):
             await self._client.xadd(stream, fields, maxlen=self._maxlen, approximate=True)
 
 
@@ -242,8 +242,11 @@ def _encrypted(redis: Any, context: ssl.SSLContext) -> Any:
 
 
 @contextmanager
-def _answering(shown: str, down_error: Any = not_answering, *, refusable: bool = False) -> Any:
-    """Say what is wrong with the server. If `refusable`, it may refuse a single event, whose error is passed on."""
+def _answering(shown: str, down_error: Any = not_answering, *, refusable: bool = False, is_fixed: bool = True) -> Any:
+    """Say what is wrong with the server. If `refusable`, it may refuse a single event, whose error is passed on.
+
+    A permission concerns a single event only if events have different streams, so that their names are not fixed.
+    """
     exceptions = library("redis.exceptions", "redis")
     logins = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
     down = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, exceptions.ClusterDownError)
@@ -257,7 +260,7 @@ def _answering(shown: str, down_error: Any = not_answering, *, refusable: bool =
         if isinstance(error, exceptions.OutOfMemoryError) or str(error).startswith(NOT_NOW):
             raise BrokerUnavailableError(f"{shown} accepts nothing now: {error}") from error
         denied = isinstance(error, exceptions.NoPermissionError)
-        if refusable and not (denied and DENIED_COMMAND in str(error)):
+        if refusable and not (denied and (is_fixed or DENIED_COMMAND in str(error))):
             raise
         if denied:
             raise not_permitted(shown, error) from error

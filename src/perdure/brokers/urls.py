@@ -173,6 +173,7 @@ class Template:
         if any(name not in (None, "type", "source") or form or how for _, name, form, how in parts):
             raise ValueError("must be a text in which only {type} and {source} are replaced; write a brace as {{ or }}")
         self._pattern = pattern
+        self.is_fixed = all(name is None for _, name, _, _ in parts)  # the same name for all events
 
     def fill(self, *, type: str, source: str) -> str:
         """Return the name for an event."""
