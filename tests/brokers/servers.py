@@ -71,12 +71,19 @@ class NATSServer(BrokerServer):
 
 
 class RestrictedNATSServer(NATSServer):
-    """Run NATS with a user `limited`, who may publish to the subjects `permitted.*` only; anybody else may do all."""
+    """Run NATS with two users: `limited` may publish to `permitted.*` only, and `unanswered` gets no answers.
+
+    Without a user, everything is permitted.
+    """
 
     def _command(self) -> list[str | Path]:
         allowed = 'publish: {allow: ["permitted.*"]}, subscribe: {allow: ["_INBOX.>"]}'
-        users = f"{{user: any, password: any}}, {{user: limited, password: limited, permissions: {{{allowed}}}}}"
-        config = f"authorization: {{users: [{users}]}}\nno_auth_user: any\n"
+        users = [
+            "{user: any, password: any}",
+            f"{{user: limited, password: limited, permissions: {{{allowed}}}}}",
+            '{user: unanswered, password: unanswered, permissions: {subscribe: {deny: [">"]}}}',
+        ]
+        config = f"authorization: {{users: [{', '.join(users)}]}}\nno_auth_user: any\n"
         return [*super()._command(), "-c", self._write("nats.conf", config)]
 
 

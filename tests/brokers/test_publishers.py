@@ -311,6 +311,15 @@ async def test_subject_that_nats_does_not_permit_concerns_its_event_only_unless_
                 await publisher.publish(event())
 
 
+async def test_nats_user_who_gets_no_answers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.brokers.nats.ANSWER_SEC", 0.5)
+    with RestrictedNATSServer() as server:
+        publisher = publisher_for(server.url.replace("://", "://unanswered:unanswered@"))
+        async with publisher:
+            with pytest.raises(BrokerRefusedError, match=r"does not permit this .*[Vv]iolation for [Ss]ubscription to"):
+                await publisher.publish(event())
+
+
 # Webhooks.
 
 

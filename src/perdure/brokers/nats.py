@@ -28,6 +28,7 @@ ACK_SEC = 30.0  # the server delivers a message again that is not acknowledged b
 
 STREAM_NOT_FOUND = 10059  # error codes of JetStream
 MESSAGE_TOO_LARGE = 10054  # for the stream
+NO_ANSWERS = "permissions violation for subscription"  # to the subjects of answers
 NOT_ENABLED = (10039, 10076)  # for the account, on the server
 
 _PLAIN, _TLS = {"nats": 4222}, {"nats+tls": 4222, "tls": 4222}
@@ -96,7 +97,7 @@ class NATSPublisher:
                 raise not_permitted(self.shown, error) from error
             raise ValueError(f"{self.shown} refused the event for subject {subject!r}: {error}") from error
         except (errors.Error, OSError) as error:
-            raise not_answering(self.shown, error) from error
+            raise self._connection.refusal(self.shown, NO_ANSWERS) or not_answering(self.shown, error) from error
 
     async def _untaken(self, subject: str) -> Exception:
         """Return what to raise for an event that no stream took: it is at fault only if no stream has its subject."""
@@ -276,9 +277,9 @@ class _Connection:
             if not denied.done() and said.endswith(f'publish to "{subject.lower()}"'):
                 denied.set_result(None)
 
-    def refusal(self, shown: str) -> BrokerRefusedError | None:
+    def refusal(self, shown: str, what: str = "permissions violation") -> BrokerRefusedError | None:
         """Return what to raise if the server has refused something for lack of a permission."""
-        if (error := self.last_error) is not None and "permissions violation" in str(error).lower():
+        if (error := self.last_error) is not None and what in str(error).lower():
             return not_permitted(shown, error)
         return None
 

@@ -54,7 +54,7 @@ class BrokerURL:
 
         A place of another broker may have the same name and the same ids.
         """
-        hosts = ",".join(sorted(f"{host}:{port}" for host, port in self.hosts))
+        hosts = ",".join(sorted(f"{host.lower()}:{port}" for host, port in self.hosts))
         found = f"{broker}:{'/'.join((hosts, *(quote(name, safe=':') for name in place)))}"
         return found if len(found) <= SOURCE_MAX else f"{broker}:{blake2b(found.encode(), digest_size=16).hexdigest()}"
 
