@@ -70,6 +70,23 @@ class NATSServer(BrokerServer):
             return connection.recv(5) == b"INFO "  # TLS follows
 
 
+class RestrictedNATSServer(NATSServer):
+    """Run NATS with two users: `limited` may publish to `permitted.*` only, and `unanswered` gets no answers.
+
+    Without a user, everything is permitted.
+    """
+
+    def _command(self) -> list[str | Path]:
+        allowed = 'publish: {allow: ["permitted.*"]}, subscribe: {allow: ["_INBOX.>"]}'
+        users = [
+            "{user: any, password: any}",
+            f"{{user: limited, password: limited, permissions: {{{allowed}}}}}",
+            '{user: unanswered, password: unanswered, permissions: {subscribe: {deny: [">"]}}}',
+        ]
+        config = f"authorization: {{users: [{', '.join(users)}]}}\nno_auth_user: any\n"
+        return [*super()._command(), "-c", self._write("nats.conf", config)]
+
+
 class BareNATSServer(NATSServer):
     """Run NATS without JetStream."""
 

@@ -13,14 +13,19 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import nats
 import pytest
+import redis.exceptions
 
-from perdure import BrokerUnavailableError, OutboxEvent, TerminalError
+from perdure import BrokerRefusedError, BrokerUnavailableError, OutboxEvent, TerminalError
 from perdure.brokers import HTTPPublisher, Publisher, publisher_for
 from perdure.brokers.cloudevents import received
+from perdure.http.signatures import Signatures
 from tests.brokers.brokers import Arrived, Broker
 from tests.brokers.conftest import make_broker
+from tests.brokers.servers import RestrictedNATSServer
 from tests.chaos.proxy import ANYTHING, Proxy
+from tests.engine.waiting import until
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 
@@ -170,6 +175,151 @@ async def test_redis_stream_is_trimmed(place: str, request: pytest.FixtureReques
     assert 100 <= len(await broker.events(place)) < 400
 
 
+async def test_redis_without_memory_is_unavailable(place: str, request: pytest.FixtureRequest) -> None:
+    broker: Any = make_broker(request, "redis")
+    publisher = publisher_for(broker.publisher(place))
+    async with broker.connected() as client, publisher:
+        await client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(BrokerUnavailableError, match=r"accepts nothing now: .*'maxmemory'"):
+                await publisher.publish(event())
+        finally:
+            await client.config_set("maxmemory", 0)
+        await publisher.publish(event())
+
+
+async def test_redis_that_executes_a_script_is_unavailable(place: str, request: pytest.FixtureRequest) -> None:
+    broker: Any = make_broker(request, "redis")
+    publisher = publisher_for(broker.publisher(place))
+    async with broker.connected() as busy, broker.connected() as client, publisher:
+        usual = (await client.config_get("lua-time-limit"))["lua-time-limit"]
+        await client.config_set("lua-time-limit", 1)
+        script = asyncio.create_task(busy.eval("while true do end", 0))
+        try:
+            await until(lambda: _is_busy(client))
+            with pytest.raises(BrokerUnavailableError, match="accepts nothing now: BUSY "):
+                await publisher.publish(event())
+        finally:
+            await client.script_kill()
+            await asyncio.wait([script])
+            await client.config_set("lua-time-limit", usual)
+        assert "killed" in str(script.exception())
+
+
+async def _is_busy(client: Any) -> bool:
+    try:
+        return not await client.ping()
+    except redis.exceptions.ResponseError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("rights", "stream", "error"),
+    [
+        ("-@all +ping +client ~*", "{{source}}", BrokerRefusedError),
+        ("+@all ~elsewhere", "{place}", BrokerRefusedError),
+        ("+@all ~elsewhere", "{{source}}", redis.exceptions.NoPermissionError),  # another stream may be permitted
+    ],
+)
+async def test_permission_at_redis_that_all_events_lack_is_no_fault_of_an_event(
+    rights: str, stream: str, error: type[Exception], place: str, request: pytest.FixtureRequest
+) -> None:
+    broker: Any = make_broker(request, "redis")
+    address = broker.publisher(place, stream=stream.format(place=place)).replace("://", f"://{place}:pass@")
+    publisher = publisher_for(address)
+    async with broker.connected() as client:
+        await client.execute_command("ACL", "SETUSER", place, "on", ">pass", *rights.split())
+        try:
+            async with publisher:
+                with pytest.raises(error):
+                    await publisher.publish(event())
+        finally:
+            await client.acl_deluser(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [("{place}", BrokerUnavailableError), ("{place}{{source}}", ValueError)],  # a single queue, or several
+)
+async def test_full_queue_of_rabbitmq_is_an_outage_if_all_events_go_there(
+    key: str, error: type[Exception], place: str, request: pytest.FixtureRequest
+) -> None:
+    broker: Any = make_broker(request, "rabbitmq")
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish", "x-expires": 600_000}
+    async with broker.connected() as channel:
+        for name in (place, f"{place}/shop"):
+            await channel.declare_queue(name, durable=True, arguments=arguments)
+    publisher = publisher_for(broker.publisher(place, routing_key=key.format(place=place)))
+    async with publisher:
+        await publisher.publish(event())
+        with pytest.raises(error, match=r"a queue of .* does not accept the event"):
+            await publisher.publish(event("e-2"))
+
+
+@pytest.mark.parametrize(
+    ("id", "type", "why"),
+    [("ü" * 128, "t", "the id of the event 'ü+' is longer"), ("e-1", "😀" * 64, "the event type '😀+' is longer")],
+)
+async def test_event_with_a_name_too_long_for_rabbitmq_can_never_be_published(
+    id: str, type: str, why: str, place: str, request: pytest.FixtureRequest
+) -> None:
+    broker = make_broker(request, "rabbitmq")
+    await broker.create(place)
+    publisher = publisher_for(broker.publisher(place))
+    async with publisher:
+        with pytest.raises(TerminalError, match=f"{why} than 255 bytes"):
+            await publisher.publish(OutboxEvent(id, type, "/shop", b"1"))
+        await publisher.publish(OutboxEvent("ü" * 127, "😀" * 63, "/shop", b"1"))
+    assert [each.id for each in await broker.events(place)] == ["ü" * 127]
+
+
+async def test_event_that_is_too_large_for_its_nats_stream_can_never_be_published(
+    place: str, request: pytest.FixtureRequest
+) -> None:
+    broker: Any = make_broker(request, "nats")
+    async with broker.connected() as stream:
+        await stream.add_stream(name=place, subjects=[f"{place}.>"], max_msg_size=1000)
+    publisher = publisher_for(broker.publisher(place))
+    async with publisher:
+        with pytest.raises(TerminalError, match="the event is too large for its stream"):
+            await publisher.publish(event(data=b'"%s"' % (b"x" * 2000)))
+        await publisher.publish(event("e-2"))
+    assert [each.id for each in await broker.events(place)] == ["e-2"]
+
+
+async def test_subject_that_nats_does_not_permit_concerns_its_event_only_unless_it_is_fixed() -> None:
+    with RestrictedNATSServer() as server:
+        connection = await nats.connect(server.url)
+        await connection.jetstream().add_stream(name="all", subjects=["permitted.*", "denied.*"])
+        await connection.close()
+        address = server.url.replace("://", "://limited:limited@")
+        publisher = publisher_for(f"{address}?subject={{type}}")
+        async with publisher:
+            async with asyncio.timeout(5):  # the library itself waits for ten seconds
+                denied = publisher.publish(OutboxEvent("e-1", "denied.order", "/shop", b"1"))
+                permitted = publisher.publish(OutboxEvent("e-2", "permitted.order", "/other", b"1"))
+                refused, published = await asyncio.gather(denied, permitted, return_exceptions=True)
+            assert published is None
+            assert isinstance(refused, ValueError)
+            said = str(refused).lower()
+            assert "refused the event for subject 'denied.order': " in said
+            assert 'permissions violation for publish to "denied.order"' in said
+            await publisher.publish(OutboxEvent("e-3", "permitted.order", "/shop", b"1"))
+        publisher = publisher_for(f"{address}?subject=denied.order")
+        async with publisher:
+            with pytest.raises(BrokerRefusedError, match="does not permit this to the user of the URL"):
+                await publisher.publish(event())
+
+
+async def test_nats_user_who_gets_no_answers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.brokers.nats.ANSWER_SEC", 0.5)
+    with RestrictedNATSServer() as server:
+        publisher = publisher_for(server.url.replace("://", "://unanswered:unanswered@"))
+        async with publisher:
+            with pytest.raises(BrokerRefusedError, match=r"does not permit this .*[Vv]iolation for [Ss]ubscription to"):
+                await publisher.publish(event())
+
+
 # Webhooks.
 
 
@@ -244,6 +394,25 @@ async def test_webhook_is_signed() -> None:
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     digest = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
     assert (headers["webhook-id"], headers["webhook-signature"]) == ("e-1", f"v1,{digest}")
+
+
+@pytest.mark.parametrize(
+    ("id", "sent"),
+    [
+        ("ü%1", "%C3%BC%251"),
+        ("a%b c", "a%b c"),
+        ("ü" * 100, hashlib.sha256(("ü" * 100).encode()).hexdigest()),  # longer than receivers accept
+    ],
+)
+async def test_id_of_a_signed_webhook_is_ascii(id: str, sent: str) -> None:
+    key = "whsec_" + base64.b64encode(b"k" * 32).decode()
+    with receiving() as webhook:
+        async with HTTPPublisher(webhook.url, signing_key=key) as publisher:
+            await publisher.publish(event(id))
+    ((headers, body),) = webhook.requests
+    assert headers["webhook-id"] == sent
+    assert Signatures(key).verify(headers, body) == sent
+    assert json.loads(body)["id"] == id
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 from perdure import App, Subscription, receive, subscribe, wait_event, workflow
 from perdure.brokers import BrokerMessage, ToChannel, ToEvent
 from perdure.brokers.incoming import Source
 from perdure.engine.worker import subscriber
 from perdure.errors import BrokerUnavailableError, DatabaseUnavailableError
+from perdure.model.limits import NAME_MAX
 from tests.brokers.brokers import Broker, structured
 from tests.brokers.conftest import make_broker
 from tests.chaos.proxy import Proxy
@@ -171,6 +173,71 @@ async def test_message_is_held_while_the_database_is_away_for_a_moment(
         await until(lambda: subscription.stored == 1)
         assert await stored(app) == [1]
     assert calls["send"] == 3
+
+
+async def test_kafka_delivers_a_rejected_message_at_the_end_of_a_batch_once(
+    place: str, url: str, request: pytest.FixtureRequest
+) -> None:
+    broker: Any = make_broker(request, "kafka")
+    await broker.create(place)
+    async with broker.produced() as producer:
+        batch = producer.create_batch()
+        for body in (structured("e-1", 1), structured("e-2", 2), b"not JSON"):
+            batch.append(key=None, value=body, timestamp=None)
+        await (await producer.send_batch(batch, place, partition=0))
+    subscription = Subscription(broker.subscription(place))
+    fetch, fetched = subscription.source.fetch, list[int]()
+
+    async def count() -> Sequence[BrokerMessage]:
+        found = await fetch()
+        fetched.append(len(found))
+        return found
+
+    subscription.source.fetch = count  # type: ignore[method-assign]
+    async with App(url, subscriptions=[subscription]):
+        await until(lambda: (subscription.stored, subscription.rejected) == (2, 1))
+    assert 3 in fetched  # at once
+    assert await broker.left(place) == 0
+
+
+@pytest.mark.parametrize("name", ["nats", "rabbitmq", "redis"])
+def test_source_of_a_message_names_its_broker(name: str) -> None:
+    """Two brokers may have places of the same name, and there messages with the same ids."""
+    addresses = {
+        "nats": ["nats://a/S", "nats://b/S", "nats://a:1/S", "nats://a,b/S", "nats://a/T"],
+        "rabbitmq": ["amqp://a/?queue=q", "amqp://b/?queue=q", "amqp://a/v?queue=q", "amqp://a/v%2Fv?queue=q"],
+        "redis": ["redis://a/0?stream=s", "redis://b/0?stream=s", "redis://a/1?stream=s", "redis://a/0?stream=t"],
+    }[name]
+    origins = [_origin(address) for address in addresses]
+    assert len({*origins}) == len(addresses)
+    assert all(origin.startswith(f"{name}:") for origin in origins)
+
+
+def test_source_of_a_message_is_independent_of_the_form_of_the_url() -> None:
+    assert _origin("nats://a,b/S") == _origin("tls://user:password@b:4222,a:4222/S?durable=d") == "nats:a:4222,b:4222/S"
+    assert _origin("redis://a?stream=s") == _origin("redis://A:6379/0?stream=s") == "redis:a:6379/0/s"
+    assert _origin("amqp://a?queue=q") == _origin("amqp://a:5672/%2F?queue=q") == "rabbitmq:a:5672/%2F/q"
+    many = ",".join(f"host-{number}.broker.example.com" for number in range(20))
+    assert len(_origin(f"nats://{many}/S")) <= NAME_MAX
+
+
+def _origin(address: str) -> str:
+    source: Any = Subscription(address).source
+    return str(source._origin)
+
+
+async def test_messages_of_two_databases_of_redis_are_not_taken_for_duplicates(
+    place: str, url: str, request: pytest.FixtureRequest
+) -> None:
+    broker: Any = make_broker(request, "redis")
+    addresses = [broker.subscription(place, broker.url.replace("/0", f"/{number}")) for number in (0, 1)]
+    for number in (0, 1):
+        async with redis.asyncio.Redis(port=broker.port, db=number) as client:
+            await client.xadd(place, {"data": str(number)}, id="1-1")
+    subscriptions = [Subscription(address, event=TYPE) for address in addresses]
+    async with App(url, subscriptions=subscriptions) as app:
+        await until(lambda: [each.stored for each in subscriptions] == [1, 1])
+        assert sorted(await stored(app)) == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["nats", "rabbitmq", "redis"])

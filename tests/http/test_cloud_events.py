@@ -1,7 +1,9 @@
 """CloudEvents over HTTP, in every mode, made by the official SDK of either version."""
 
+import asyncio
 import base64
 import json
+from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -93,6 +95,34 @@ async def test_duplicates_are_stored_once(everywhere: App) -> None:
         assert len(await everywhere._storage.get_pending_channel_messages("http.ordered")) == 2
         runs = [run async for run in everywhere.runs(workflow=shipping)]
         assert len(runs) == 2
+        for run in runs:
+            await everywhere.get(run.id).result(30)
+
+
+async def test_same_id_with_other_data_changes_nothing(everywhere: App) -> None:
+    async with connected(everywhere) as http:
+        event = {**EVENT, "type": "http.ordered", "data": {"sku": "first", "price": "1"}}
+        other = {**event, "data": {"sku": "second", "price": "2"}}
+        assert (await http.post("/v1/cloudevents", headers=BATCH, json=[event, other])).json() == {"stored": 2}
+        assert (await http.post("/v1/cloudevents", headers=STRUCTURED, json=other)).status_code == 202
+        (message,) = await everywhere._storage.get_pending_channel_messages("http.ordered")
+        assert json.loads(message.data or b"") == event["data"]
+        (run,) = [run async for run in everywhere.runs(workflow=shipping)]
+        assert await everywhere.get(run.id).result(30) == "first"
+
+
+async def test_batches_at_the_same_time_store_each_event_once(everywhere: App) -> None:
+    types = ("http.ordered", "http.recorded", "http.other")
+    line = {"sku": "x", "price": "1"}
+    events = [{**EVENT, "type": type, "id": str(n), "data": line} for type in types for n in range(3)]
+    async with connected(everywhere) as http:
+        batches = [[*events[n:], *events[:n]] for n in range(len(events))]
+        sent = [http.post("/v1/cloudevents", headers=BATCH, json=batch) for batch in batches]
+        assert {answer.status_code for answer in await asyncio.gather(*sent)} == {202}
+        for type in types:
+            assert len(await everywhere._storage.get_pending_channel_messages(type)) == 3
+        runs = [run async for run in everywhere.runs()]
+        assert Counter(run.workflow for run in runs) == {"http.shipping": 3, "http.recorded": 3}
         for run in runs:
             await everywhere.get(run.id).result(30)
 

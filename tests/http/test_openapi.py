@@ -5,11 +5,13 @@ from typing import Any
 import httpx
 import jsonschema_rs
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from perdure import App
 from perdure.http import http_app, problems
 from perdure.http.app import _routes
-from tests.http.conftest import connected
+from tests.http.conftest import LOCAL, connected
 from tests.http.workflows import order
 from tests.support.programs import no_other_program
 
@@ -44,6 +46,15 @@ async def test_description_has_every_route_and_workflow(app: App) -> None:
             place = place[part]
     ids = [operation["operationId"] for path in found["paths"].values() for operation in path.values()]
     assert len(set(ids)) == len(ids)
+
+
+async def test_address_of_a_mounted_api_is_a_url(app: App) -> None:
+    host = Starlette(routes=[Mount("/the shop/é", http_app(app, auth=lambda request: True))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(host), base_url=LOCAL) as http:
+        found = (await http.get("/the%20shop/%C3%A9/v1/openapi.json")).json()
+        (server,) = found["servers"]
+        assert server == {"url": "/the%20shop/%C3%A9"}
+        assert (await http.get(f"{server['url']}/v1/workflows")).status_code == 200
 
 
 async def test_schemas_are_those_of_the_workflow(app: App) -> None:

@@ -22,6 +22,7 @@ from perdure.model.records import OutboxEvent
 TIMEOUT_SEC = 15.0  # less than the relay allows for one event
 UNAVAILABLE = {429, 502, 503, 504}  # the receiver, or what is in front of it, is overloaded or down
 SAID_MAX = 300  # characters of a refusal in an error
+WEBHOOK_ID_MAX = 255  # characters; receivers refuse longer ones
 _PREFIX = "whsec_"
 _ATTRIBUTE = "ce-"  # the prefix of headers with attributes
 _PLAIN = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
@@ -76,7 +77,7 @@ class HTTPPublisher:
         """Post one event."""
         body, headers = cloudevents.message(event, self._mode, _ATTRIBUTE)
         headers = {name: _quoted(value) if name.startswith(_ATTRIBUTE) else value for name, value in headers.items()}
-        headers |= self._signature(event.event_id, body)
+        headers |= self._signature(_webhook_id(event.event_id), body)
         try:
             response = await self._client.post(str(self._url), content=body, headers=headers)
         except self._httpx.ReadTimeout as error:  # this event may be what takes so long
@@ -124,6 +125,14 @@ def _said(response: Any) -> str:
 def _quoted(attribute: str) -> str:
     """Return an attribute as the value of a header, with percent-encoding where the binding for HTTP demands it."""
     return quote(attribute, safe=_PLAIN)
+
+
+def _webhook_id(id: str) -> str:
+    """Return the id of an event as the value of a header, which has ASCII only."""
+    if id.isascii():
+        return id
+    quoted = _quoted(id)
+    return quoted if len(quoted) <= WEBHOOK_ID_MAX else hashlib.sha256(id.encode()).hexdigest()
 
 
 def _key(text: str) -> SecretBytes:

@@ -16,7 +16,7 @@ class BrokerMessage:
     - `headers`: headers, properties or fields, by lower-case names.
     - `subject`: the subject (NATS), routing key (RabbitMQ), topic (Kafka) or stream (Redis).
     - `id`: the same in each delivery of the message; None if the broker has none.
-    - `source`: what the id is unique in, such as `nats:ORDERS`.
+    - `source`: what the id is unique in, such as `nats:broker.example.com:4222/ORDERS`.
     """
 
     body: bytes

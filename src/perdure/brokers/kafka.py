@@ -98,8 +98,10 @@ class KafkaSource:
         self._session = AsyncExitStack()
         self._consumer: Any = None
         self._producer: Any = None
+        self._after_rejected: dict[Any, int] = {}  # offsets by partition
 
     async def __aenter__(self) -> Self:
+        self._after_rejected.clear()
         async with AsyncExitStack() as session:
             if self._dead_letter is not None:
                 producer = _producer(self._aiokafka, self._url)
@@ -146,14 +148,22 @@ class KafkaSource:
         return BrokerMessage(record.value or b"", headers, record.topic, place, f"kafka:{record.topic}", record)
 
     async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
-        """Commit the offsets after these messages."""
+        """Commit the offsets after these messages, or after a later one of the partition that was rejected before."""
         offsets: dict[Any, int] = {}
         for message in messages:
-            record: Any = message.handle
-            offsets[self._aiokafka.TopicPartition(record.topic, record.partition)] = record.offset + 1
+            offsets.update(self._offset_after(message))
+        for partition, offset in offsets.items():
+            offsets[partition] = max(offset, self._after_rejected.pop(partition, 0))
         if offsets:
-            with _answering(self._aiokafka, self.shown):
-                await self._consumer.commit(offsets)
+            await self._commit(offsets)
+
+    def _offset_after(self, message: BrokerMessage) -> dict[Any, int]:
+        record: Any = message.handle
+        return {self._aiokafka.TopicPartition(record.topic, record.partition): record.offset + 1}
+
+    async def _commit(self, offsets: dict[Any, int]) -> None:
+        with _answering(self._aiokafka, self.shown):
+            await self._consumer.commit(offsets)
 
     async def reject(self, message: BrokerMessage, reason: str) -> None:
         """Copy a message to the dead-letter topic, if there is one, and continue after it."""
@@ -166,7 +176,9 @@ class KafkaSource:
                         await self._producer.send_and_wait(self._dead_letter, record.value, record.key, headers=headers)
                 except self._aiokafka.errors.UnknownTopicOrPartitionError as error:
                     raise self._missing([self._dead_letter]) from error
-        await self.acknowledge([message])
+        offset = self._offset_after(message)
+        self._after_rejected.update(offset)
+        await self._commit(offset)
 
 
 def _headers(headers: dict[str, str]) -> list[tuple[str, bytes]]:

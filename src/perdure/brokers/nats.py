@@ -27,6 +27,8 @@ BATCH = 100
 ACK_SEC = 30.0  # the server delivers a message again that is not acknowledged by then
 
 STREAM_NOT_FOUND = 10059  # error codes of JetStream
+MESSAGE_TOO_LARGE = 10054  # for the stream
+NO_ANSWERS = "permissions violation for subscription"  # to the subjects of answers
 NOT_ENABLED = (10039, 10076)  # for the account, on the server
 
 _PLAIN, _TLS = {"nats": 4222}, {"nats+tls": 4222, "tls": 4222}
@@ -78,17 +80,24 @@ class NATSPublisher:
         headers["Nats-Msg-Id"] = event.event_id
         errors, refused = self._nats.errors, self._nats.js.errors
         try:
-            await self._connection.unless_closed(self._stream.publish(subject, body, headers=headers))
+            publishing = self._stream.publish(subject, body, headers=headers)
+            await self._connection.unless_closed(publishing, subject)
         except errors.MaxPayloadError as error:
             raise TerminalError(f"the event is too large for {self.shown}") from error
         except refused.NoStreamResponseError as error:
             raise await self._untaken(subject) from error
         except refused.ServiceUnavailableError as error:
             raise BrokerUnavailableError(f"{self.shown} accepts nothing now: {error}") from error
-        except refused.APIError:
+        except refused.APIError as error:
+            if error.err_code == MESSAGE_TOO_LARGE:
+                raise TerminalError(f"the event is too large for its stream of {self.shown}") from error
             raise
+        except _NotPermittedError as error:
+            if self._subject.is_fixed:
+                raise not_permitted(self.shown, error) from error
+            raise ValueError(f"{self.shown} refused the event for subject {subject!r}: {error}") from error
         except (errors.Error, OSError) as error:
-            raise not_answering(self.shown, error) from error
+            raise self._connection.refusal(self.shown, NO_ANSWERS) or not_answering(self.shown, error) from error
 
     async def _untaken(self, subject: str) -> Exception:
         """Return what to raise for an event that no stream took: it is at fault only if no stream has its subject."""
@@ -115,6 +124,7 @@ class NATSSource:
         if not self._url.path or "/" in self._url.path:
             raise ConfigurationError("the NATS URL of a subscription needs a stream: write nats://host/STREAM")
         self._server = self._url.shown.removesuffix(f"/{self._url.path}")
+        self._origin = self._url.source("nats", self._url.path)
         self._durable = options.get("durable", "perdure")
         self._filter = options.get("subject", "")
         self._ack_sec = options.get("ack_wait", ACK_SEC)
@@ -180,7 +190,7 @@ class NATSSource:
         # With the time, because a stream that is created again counts from 1.
         place = f"{about.sequence.stream}@{about.timestamp.isoformat()}"
         known = headers.get("nats-msg-id", place)
-        return BrokerMessage(message.data, headers, message.subject, known, f"nats:{about.stream}", message)
+        return BrokerMessage(message.data, headers, message.subject, known, self._origin, message)
 
     async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
         """Acknowledge messages, and wait until the server knows of the last."""
@@ -233,13 +243,21 @@ class NATSSource:
         return BrokerRefusedError(f"{self.shown} refuses to work: {text(error)}")
 
 
+class _NotPermittedError(Exception):
+    """The user may not publish to a subject."""
+
+
 class _Connection:
-    """A connection that ends what waits for an answer when it is lost; the library would wait for the timeout."""
+    """A connection that ends what waits for an answer when it is lost, or when the server does not permit it.
+
+    The library would wait for the timeout.
+    """
 
     def __init__(self, client: Any) -> None:
         self.client = client
         self.last_error: Exception | None = None  # the client itself raises a less precise one
         self._closed = asyncio.Event()
+        self._publishing: dict[asyncio.Future[None], str] = {}  # subjects; the future ends if it is not permitted
 
     async def closed(self) -> None:
         """Note that the connection is lost."""
@@ -252,28 +270,41 @@ class _Connection:
                 await self.client.close()
 
     async def failed(self, error: Exception) -> None:
-        """Keep an error of the connection: the call that it concerns raises one as well."""
+        """Keep an error of the connection, and end the calls that it concerns."""
         self.last_error = error
+        said = str(error).lower()  # the library does so, too, in some versions
+        for denied, subject in self._publishing.items():
+            if not denied.done() and said.endswith(f'publish to "{subject.lower()}"'):
+                denied.set_result(None)
 
-    def refusal(self, shown: str) -> BrokerRefusedError | None:
+    def refusal(self, shown: str, what: str = "permissions violation") -> BrokerRefusedError | None:
         """Return what to raise if the server has refused something for lack of a permission."""
-        if (error := self.last_error) is not None and "permissions violation" in str(error).lower():
+        if (error := self.last_error) is not None and what in str(error).lower():
             return not_permitted(shown, error)
         return None
 
-    async def unless_closed(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Return the result of a call; raise `ConnectionError` if the connection is lost meanwhile."""
+    async def unless_closed(self, call: Coroutine[Any, Any, Any], subject: str | None = None) -> Any:
+        """Return the result of a call; raise `ConnectionError` if the connection is lost meanwhile.
+
+        A call that publishes names its subject, and raises `_NotPermittedError` if the server does not permit it.
+        """
         calling, closed = asyncio.create_task(call), asyncio.create_task(self._closed.wait())
+        denied = asyncio.get_running_loop().create_future()
+        if subject is not None:
+            self._publishing[denied] = subject
         try:
-            await asyncio.wait([calling, closed], return_when="FIRST_COMPLETED")
+            await asyncio.wait([calling, closed, denied], return_when="FIRST_COMPLETED")
+            if denied.done():
+                raise _NotPermittedError(str(self.last_error))
             if not calling.done():
                 raise ConnectionResetError("the connection was lost")
             return calling.result()
         finally:
-            calling.cancel()
-            closed.cancel()
+            self._publishing.pop(denied, None)
+            for each in (calling, closed, denied):
+                each.cancel()
             # The call ends before its connection is closed, and asyncio has no error of it to report.
-            await asyncio.gather(calling, closed, return_exceptions=True)
+            await asyncio.gather(calling, closed, denied, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ CONNECT_SEC = 10.0
 ANSWER_SEC = 15.0  # less than the relay allows for one event
 FETCH_SEC = 5.0
 PREFETCH = 100
-ROUTING_KEY_MAX = 255  # bytes
+SHORT_MAX = 255  # bytes of a routing key and of some properties
 
 _PLAIN, _TLS = {"amqp": 5672}, {"amqps": 5671}
 _OUT = Kind("RabbitMQ", _PLAIN, _TLS, {"exchange": urls.text, "routing_key": Template, "mode": urls.MODE}, "vhost")
@@ -69,8 +69,9 @@ class RabbitMQPublisher:
     async def publish(self, event: OutboxEvent) -> None:
         """Publish one event, and wait until the broker has confirmed it."""
         key = self._routing_key.fill(type=event.event_type, source=event.event_source)
-        if len(key.encode()) > ROUTING_KEY_MAX:
-            raise TerminalError(f"the routing key {key!r} is longer than {ROUTING_KEY_MAX} bytes")
+        for what, name in (("routing key", key), ("id of the event", event.event_id), ("event type", event.event_type)):
+            if len(name.encode()) > SHORT_MAX:
+                raise TerminalError(f"the {what} {name!r} is longer than {SHORT_MAX} bytes, which is RabbitMQ's limit")
         body, headers = cloudevents.message(event, self._mode, "cloudEvents:")
         message = self._aio_pika.Message(
             body,
@@ -87,8 +88,11 @@ class RabbitMQPublisher:
                 await self._exchange.publish(message, key, mandatory=True, timeout=ANSWER_SEC)
             except exceptions.PublishError as error:
                 raise LookupError(self._unrouted(key)) from error
-            except exceptions.DeliveryError as error:
-                raise ValueError(f"{self.shown} refused the event: {error}") from error
+            except exceptions.DeliveryError as error:  # of a full queue, for example
+                said = f"a queue of {self.shown} does not accept the event: {text(error)}"
+                if self._routing_key.is_fixed:
+                    raise BrokerUnavailableError(said) from error
+                raise ValueError(said) from error  # other events have other queues
 
     def _unrouted(self, key: str) -> str:
         if self._exchange_name:
@@ -107,6 +111,7 @@ class RabbitMQSource:
         if "queue" not in self._url.options:
             raise ConfigurationError("the RabbitMQ URL of a subscription needs a queue: write amqp://host/?queue=name")
         self._queue_name = self._url.options["queue"]
+        self._origin = self._url.source("rabbitmq", self._url.path or "/", self._queue_name)
         self._prefetch = self._url.options.get("prefetch", PREFETCH)
         self.shown = f"{self._url.shown} (queue {self._queue_name})"
         self._session = AsyncExitStack()
@@ -176,8 +181,8 @@ class RabbitMQSource:
         headers = {str(name).lower(): _header(value) for name, value in (message.headers or {}).items()}
         if message.content_type:
             headers["content-type"] = message.content_type
-        source = f"rabbitmq:{self._queue_name}"
-        return BrokerMessage(message.body, headers, message.routing_key or "", message.message_id, source, message)
+        key, id = message.routing_key or "", message.message_id
+        return BrokerMessage(message.body, headers, key, id, self._origin, message)
 
     async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
         """Acknowledge messages."""

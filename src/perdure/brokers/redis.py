@@ -24,9 +24,11 @@ FETCH_SEC = 2.0  # less than ANSWER_SEC
 BATCH = 100
 CLAIM_SEC = 60.0  # entries that another consumer has not acknowledged for so long are abandoned
 DATA = "data"  # the field with the body
+DENIED_COMMAND = "no permissions to run the"  # whatever the stream is
 
-# Answers that the same command may not get later.
-NOT_NOW = ("OOM", "MISCONF", "NOREPLICAS", "LOADING", "NOGROUP", "UNBLOCKED")
+# Answers that the same command may not get later. The library removes some of these words from its errors, and says
+# them by the class.
+NOT_NOW = ("OOM", "MISCONF", "NOREPLICAS", "LOADING", "NOGROUP", "UNBLOCKED", "BUSY ")
 
 _PLAIN, _TLS = {"redis": 6379}, {"rediss": 6379}
 _OUT = Kind("Redis", _PLAIN, _TLS, {"stream": Template, "maxlen": urls.count}, "0")
@@ -69,7 +71,7 @@ class RedisPublisher:
         stream = self._stream.fill(type=event.event_type, source=event.event_source)
         data = event.event_data if event.event_data_binary is None else event.event_data_binary
         fields = {**cloudevents.attributes(event), DATA: data or b""}
-        with _answering(self.shown, refusable=True):
+        with _answering(self.shown, refusable=True, is_fixed=self._stream.is_fixed):
             await self._client.xadd(stream, fields, maxlen=self._maxlen, approximate=True)
 
 
@@ -83,6 +85,7 @@ class RedisSource:
         if "stream" not in options:
             raise ConfigurationError("the Redis URL of a subscription needs a stream: write redis://host/0?stream=name")
         self._stream = options["stream"]
+        self._origin = self._url.source("redis", self._url.path or "0", self._stream)
         self._group = options.get("group", "perdure")
         self._claim_sec = options.get("claim_after", CLAIM_SEC)
         self._dead_letter = options.get("dead_letter")
@@ -168,7 +171,7 @@ class RedisSource:
         texts = {name: value.decode(errors="replace") for name, value in headers.items()}
         if "specversion" in texts:  # a CloudEvent in fields
             texts = {f"ce-{name}": value for name, value in texts.items()}
-        return BrokerMessage(body, texts, self._stream, id.decode(), f"redis:{self._stream}", (id, fields))
+        return BrokerMessage(body, texts, self._stream, id.decode(), self._origin, (id, fields))
 
     async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
         """Acknowledge entries."""
@@ -239,8 +242,11 @@ def _encrypted(redis: Any, context: ssl.SSLContext) -> Any:
 
 
 @contextmanager
-def _answering(shown: str, down_error: Any = not_answering, *, refusable: bool = False) -> Any:
-    """Say what is wrong with the server. If `refusable`, it may refuse a single event, whose error is passed on."""
+def _answering(shown: str, down_error: Any = not_answering, *, refusable: bool = False, is_fixed: bool = True) -> Any:
+    """Say what is wrong with the server. If `refusable`, it may refuse a single event, whose error is passed on.
+
+    A permission concerns a single event only if events have different streams, so that their names are not fixed.
+    """
     exceptions = library("redis.exceptions", "redis")
     logins = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
     down = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError, exceptions.ClusterDownError)
@@ -251,10 +257,11 @@ def _answering(shown: str, down_error: Any = not_answering, *, refusable: bool =
     except (*down, OSError) as error:
         raise down_error(shown, error) from error
     except exceptions.ResponseError as error:
-        if str(error).startswith(NOT_NOW):
+        if isinstance(error, exceptions.OutOfMemoryError) or str(error).startswith(NOT_NOW):
             raise BrokerUnavailableError(f"{shown} accepts nothing now: {error}") from error
-        if refusable:
+        denied = isinstance(error, exceptions.NoPermissionError)
+        if refusable and not (denied and (is_fixed or DENIED_COMMAND in str(error))):
             raise
-        if isinstance(error, exceptions.NoPermissionError):
+        if denied:
             raise not_permitted(shown, error) from error
         raise BrokerRefusedError(f"{shown} refuses to work: {error}") from error

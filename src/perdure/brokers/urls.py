@@ -8,9 +8,10 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from string import Formatter
 from typing import Any, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from perdure.brokers.tls import client_context
 from perdure.database.secret import Secret, options_of
@@ -18,6 +19,7 @@ from perdure.errors import ConfigurationError
 
 T = TypeVar("T")
 
+SOURCE_MAX = 255  # characters of what is stored as a source
 CA_FILE = "ca_file"  # the option of all encrypted connections: who may issue the certificate of the broker
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
@@ -46,6 +48,15 @@ class BrokerURL:
     hosts: tuple[tuple[str, int], ...]
     path: str
     options: Mapping[str, Any]
+
+    def source(self, broker: str, *place: str) -> str:
+        """Return what the ids of the messages at a place of these hosts are unique in, such as `nats:host:4222/ORDERS`.
+
+        A place of another broker may have the same name and the same ids.
+        """
+        hosts = ",".join(sorted(f"{host.lower()}:{port}" for host, port in self.hosts))
+        found = f"{broker}:{'/'.join((hosts, *(quote(name, safe=':') for name in place)))}"
+        return found if len(found) <= SOURCE_MAX else f"{broker}:{blake2b(found.encode(), digest_size=16).hexdigest()}"
 
 
 def by_scheme(url: str, known: Mapping[str, T], what: str) -> T:
@@ -162,6 +173,7 @@ class Template:
         if any(name not in (None, "type", "source") or form or how for _, name, form, how in parts):
             raise ValueError("must be a text in which only {type} and {source} are replaced; write a brace as {{ or }}")
         self._pattern = pattern
+        self.is_fixed = all(name is None for _, name, _, _ in parts)  # the same name for all events
 
     def fill(self, *, type: str, source: str) -> str:
         """Return the name for an event."""

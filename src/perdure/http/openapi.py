@@ -66,7 +66,7 @@ class _Description:
                 "version": "1",
                 "description": "Start and inspect runs of durable workflows, and send them messages and events.",
             },
-            "servers": [{"url": root_path or "/"}],
+            "servers": [{"url": quote(root_path) or "/"}],
             "paths": paths,
             "components": {"schemas": self._schemas.components, "responses": {"Problem": problem}},
         }
