@@ -76,7 +76,7 @@ async def test_run_whose_compensation_failed_is_retried_from_the_step_that_was_t
     )
     assert document["why"]["advice"] == ("Undo by hand what was not compensated and fix the cause, then retry the run.")
     assert "All steps are executed again, also those that were not compensated." in page
-    assert "A retry cannot begin with 3:shop.charge: 2:shop.hire comes before it and was compensated" in page
+    assert "A retry cannot begin with 3:shop.charge: 2:shop.hire comes before it and was to be compensated" in page
     assert '<input type="hidden" name="step" value="2:shop.hire">' in page
     answer = await post(http, "/runs/move-1/retry", reason="van given back", step="2:shop.hire")
     assert answer.headers["location"] == "/runs/move-1~r1?note=retried"

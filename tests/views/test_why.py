@@ -67,7 +67,10 @@ def test_wait_is_explained(kind: WaitKind, name: str, sentence: str) -> None:
 def test_a_time_is_named_after_what_it_may_be_the_timeout_of() -> None:
     waits = (WaitInfo(WaitKind.TIMER, "1:timer", NOW + MINUTE), WaitInfo(WaitKind.EVENT, "paid"))
     run = replace(RUN, status=S.WAITING_FOR_MESSAGE, waiting_for=waits)
-    assert explain(run, NOW).sentence == "Waits for event paid, or the timer of step 1:timer, due in 1 min."
+    found = explain(run, NOW)
+    assert found.sentence == "Waits for event paid, or the timer of step 1:timer, due in 1 min."
+    assert found.advice == "Send the event paid to the run if its sender failed to."
+    assert found.until == NOW + MINUTE
 
 
 def test_silent_worker_is_not_said_to_execute_the_run() -> None:

@@ -255,7 +255,7 @@ def _retries(row: WorkflowInstance, history: History, failed_step: str | None) -
 def _retry_steps(history: History) -> tuple[list[str], str]:
     """Return the steps that a retry may begin with, in the order of their first rows, and why with none after these."""
     records = (record_of(row) for row in history.rows if row.event_type in UNDONE)
-    undone = {each.step for each in records if isinstance(each, Compensated)}
+    undone = {each.step: each.failure is None for each in records if isinstance(each, Compensated)}
     found: dict[str, None] = {}
     for row in history.rows:
         is_attempt = row.event_type == ATTEMPT_FAILED
@@ -263,7 +263,9 @@ def _retry_steps(history: History) -> tuple[list[str], str]:
         if step.startswith(ids.OWN) or not ids.name_of(step):
             continue
         found[step] = None
-        reason = "was compensated" if step in undone else _NOT_KEPT.get(ids.name_of(step))
+        reason = _NOT_KEPT.get(ids.name_of(step))
+        if step in undone:
+            reason = "was compensated" if undone[step] else "was to be compensated"
         if reason is not None:
             return list(found), f"{step} comes before it and {reason}, so a new run must execute {step} itself"
     return list(found), ""

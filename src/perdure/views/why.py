@@ -159,9 +159,10 @@ def _waiting(run: RunInfo, now: datetime, details: Details) -> Explanation:
         listed.append(f"{len(waits) - 3} more")
     *others, last = listed
     what = f"{', '.join(others)}, or {last}" if others else last
-    error = details.retried.get(first.name) if first.kind is WaitKind.RETRY else None
+    errors = (details.retried.get(each.name) for each in waits if each.kind is WaitKind.RETRY)
+    error = next((each for each in errors if each is not None), None)
     cause = f" The last attempt failed: {_named(error)}." if error is not None else ""
-    advice = "" if cause else _advice(first)
+    advice = "" if cause else _advice(waits[0])
     return Explanation(Activity.WAITING, f"Waits for {what}.{cause}", advice, run.updated_at, first.until)
 
 
