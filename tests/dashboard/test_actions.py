@@ -43,6 +43,12 @@ async def test_run_is_retried_from_the_failed_step(app: App, http: httpx.AsyncCl
     answer = await post(http, "/runs/p-1/retry", reason="card fixed", step="2:shop.charge")
     assert answer.headers["location"] == "/runs/p-1~r1?note=retried"
     assert await app.get("p-1~r1").result(60) == "receipt for A-1"
+    page, document = (await http.get("/runs/p-1")).text, (await http.get("/runs/p-1.json")).json()
+    assert document["lineage"]["last_retry"] == {"id": "p-1~r1", "workflow": "shop.payment", "status": "completed"}
+    assert 'Last retry: <a class="id" href="/runs/p-1~r1">p-1~r1</a>' in page
+    assert "Fix the cause, then retry the run." not in page
+    assert "A new run starts with the same input, besides the last retry." in page
+    assert (await http.get("/runs/p-1~r1.json")).json()["lineage"]["last_retry"] is None
 
 
 async def test_compensated_run_is_retried_from_the_start_only(app: App, http: httpx.AsyncClient) -> None:

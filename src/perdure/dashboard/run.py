@@ -1,6 +1,5 @@
 """The page of a run: what it does and why, its timeline, its values, and its relatives."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -36,7 +35,7 @@ from perdure.engine.history.records import (
 )
 from perdure.engine.starting import not_found
 from perdure.http.api import run_id_of
-from perdure.inspection import list_workers
+from perdure.inspection import list_workers, tries_of
 from perdure.model.records import HistoryEvent, HistoryEventType, RegisteredWait, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
@@ -44,7 +43,6 @@ from perdure.views.why import Activity, Details, explain
 
 HISTORY_MAX = 20_000  # rows of a history that are read for a timeline
 CHILD_HISTORY_MAX = 1_000
-RETRIES_MAX = 9
 CHILDREN_MAX = 50
 WAITED_FOR_MAX = 3  # children of which the first lines of the page say what they do
 UNDONE = (HistoryEventType.COMPENSATION_EXECUTED, HistoryEventType.COMPENSATION_FAILED)
@@ -59,8 +57,6 @@ NOTES = {
     "requeued": "The event will be published.",
     "bulk": "This run carries out the action. It continues by itself, also if this page or the server is closed.",
 }
-
-_TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,13 +459,13 @@ def _chosen(dashboard: Dashboard, visit: Visit, rows: Sequence[Row], history: Hi
 
 
 async def _lineage(storage: Storage, row: WorkflowInstance, info: RunInfo, rows: Sequence[Row]) -> dict[str, Any]:
-    base = _TRIED_AGAIN.sub("", info.id)
-    tries = [base, *(f"{base}~r{number}" for number in range(1, RETRIES_MAX + 1))]
+    tries = {each.instance_id: each for each in await tries_of(storage, info.id)}
+    last = next(reversed(tries), info.id)
     children = [each.child for each in rows if each.child is not None]
     following = _following(info.id) if info.status is WorkflowStatus.RECURRED else ()
     others = [each for each in (info.parent, info.previous, *following) if each is not None]
-    asked = list(dict.fromkeys([*others, *tries, *children[:CHILDREN_MAX]]))
-    found = {each.instance_id: each for each in await storage.get_instances(asked) if each is not None}
+    asked = list(dict.fromkeys([*others, *children[:CHILDREN_MAX]]))
+    found = tries | {each.instance_id: each for each in await storage.get_instances(asked) if each is not None}
 
     def entry(id: str | None) -> dict[str, str] | None:
         if id is None or id not in found:
@@ -481,6 +477,7 @@ async def _lineage(storage: Storage, row: WorkflowInstance, info: RunInfo, rows:
         "previous": entry(info.previous),
         "continued_by": next((each for id in following if (each := entry(id)) is not None), None),
         "retries": [each for id in tries if id != info.id and (each := entry(id)) is not None],
+        "last_retry": entry(last) if last != info.id else None,
         "children": [each for id in children[:CHILDREN_MAX] if (each := entry(id)) is not None],
         "children_in_all": len(children),
     }
