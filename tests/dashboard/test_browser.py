@@ -83,6 +83,11 @@ async def test_every_page_is_clean_accessible_and_fits_a_phone(app: App) -> None
                         assert cell is not None
                         assert cell["width"] > 150, "the id of a step is broken into pieces"
                     assert await seen.axe() == [], (path, scheme)
+                await seen.go("/runs/approval-1")
+                longest = seen.page.locator(".tl-took").nth(1)
+                await longest.evaluate("(each) => { each.lastChild.textContent = ' 59 min 59 s'; }")
+                is_cut = "(each) => each.scrollWidth > each.clientWidth"
+                assert not await longest.evaluate(is_cut), "a duration is wider than its column"
                 await seen.go("/runs")
                 cells = seen.page.locator("table.runs tbody tr").first.locator("td:visible")
                 await expect(cells).to_have_count(7 if width > 1000 else 6)

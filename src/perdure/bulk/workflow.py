@@ -26,7 +26,7 @@ from perdure.errors import (
     TransactionError,
     WorkflowNotCancellableError,
 )
-from perdure.inspection import last_try_after
+from perdure.inspection.retries import last_try_after
 from perdure.model.retries import Retry
 from perdure.storage.administration import administration_of
 

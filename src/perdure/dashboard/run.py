@@ -35,7 +35,8 @@ from perdure.engine.history.records import (
 )
 from perdure.engine.starting import not_found
 from perdure.http.api import run_id_of
-from perdure.inspection import list_workers, tries_of
+from perdure.inspection import list_workers
+from perdure.inspection.retries import tries_of
 from perdure.model.records import HistoryEvent, HistoryEventType, RegisteredWait, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage

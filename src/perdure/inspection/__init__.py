@@ -16,7 +16,6 @@ from perdure.inspection.documents import (
 from perdure.inspection.filters import FilterError, RunFilter, parse_filter
 from perdure.inspection.outbox import list_events, requeue_event
 from perdure.inspection.reasons import Reason, explain
-from perdure.inspection.retries import last_try_after, tries_of
 from perdure.inspection.schedules import ScheduleInfo, list_schedules
 from perdure.inspection.starts import start_by_name
 from perdure.inspection.trees import RunTree, read_tree
@@ -32,7 +31,6 @@ __all__ = [
     "event_document",
     "explain",
     "history_document",
-    "last_try_after",
     "list_events",
     "list_schedules",
     "list_workers",
@@ -44,6 +42,5 @@ __all__ = [
     "start_by_name",
     "step_document",
     "tree_document",
-    "tries_of",
     "worker_document",
 ]
