@@ -129,6 +129,22 @@ async def move(order_id: str) -> str:
     return await charge(order_id, 5.0)
 
 
+@activity(name="shop.rent", retry=ONCE)
+async def rent(order_id: str) -> str:
+    return f"car for {order_id}"
+
+
+@rent.compensation(retry=Retry(attempts=9, initial=3600, maximum=3600, jitter=0))
+async def give_up_car(order_id: str) -> None:
+    raise PaymentError("the rental company is closed")
+
+
+@workflow(name="shop.tour")
+async def tour(order_id: str) -> str:
+    await rent(order_id)
+    return await charge(order_id, 5.0)
+
+
 @workflow(name="shop.bundle")
 async def bundle(order_id: str) -> str:
     await pack(order_id, 1)

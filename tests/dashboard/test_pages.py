@@ -206,6 +206,21 @@ async def test_compensation_that_fails_has_the_name_of_its_activity(app: App, ht
     assert [each["name"] for each in steps if each["kind"] == "compensation"] == ["shop.hire"]
 
 
+async def test_compensation_between_attempts_has_its_name_and_its_error(app: App, http: httpx.AsyncClient) -> None:
+    shop.broken.add("A-1")
+    await shop.tour.options(id="tour-1").start("A-1")
+
+    async def told() -> bool:
+        why = (await http.get("/runs/tour-1.json")).json()["why"]
+        expected = "The compensation of step 1:shop.rent is retried after: PaymentError: the rental company is closed."
+        return bool(why["sentence"].endswith(expected))
+
+    await until(told)
+    document, page = (await http.get("/runs/tour-1.json")).json(), (await http.get("/runs/tour-1")).text
+    assert [each["name"] for each in document["steps"] if each["kind"] == "compensation"] == ["shop.rent"]
+    assert "The compensations continue, and the run ends as cancelled instead of failed." in page
+
+
 async def test_worker_that_is_silent_is_not_said_to_execute_its_run(backend_database: BackendDatabase) -> None:
     async with backend_database("sqlite") as database, Client(database.url) as client:
         storage = storage_of(client)
