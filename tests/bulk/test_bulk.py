@@ -82,6 +82,20 @@ async def test_failed_runs_are_retried_once_each(client: Client) -> None:
     assert not await exists(client, "late~r1")  # it failed after the confirmation
 
 
+async def test_runs_that_were_retried_before_are_not_retried_again(client: Client) -> None:
+    """Each would otherwise have two runs after the second action, four after the third, and so on."""
+    ids = await fail(client, 3)
+    for number in (1, 2):
+        async with App(client.url, workflows=[broken]):
+            run = await start(client, "retry", await all_of(client, status="failed"))
+            async with serving(client):
+                progress = await run.result(60)
+            assert (progress.found, progress.done, progress.skipped) == (3 * number, 3, 3 * (number - 1))
+            for id in ids:
+                await status_of(client.get(f"{id}~r{number}"), WorkflowStatus.FAILED)
+                assert not await exists(client, f"{id}~r{number + 1}")
+
+
 async def fail_later(client: Client) -> None:
     """Let one more run fail that was there before the confirmation."""
     async with App(client.url, workflows=[broken]):

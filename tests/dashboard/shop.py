@@ -112,6 +112,69 @@ async def trip(order_id: str) -> str:
     return await charge(order_id, 5.0)
 
 
+@activity(name="shop.hire", retry=ONCE)
+async def hire(order_id: str) -> str:
+    return f"van for {order_id}"
+
+
+@hire.compensation(retry=ONCE)
+async def give_up_van(order_id: str) -> None:
+    raise PaymentError("the rental company does not answer")
+
+
+@workflow(name="shop.move")
+async def move(order_id: str) -> str:
+    await pack(order_id, 1)
+    await hire(order_id)
+    return await charge(order_id, 5.0)
+
+
+@activity(name="shop.rent", retry=ONCE)
+async def rent(order_id: str) -> str:
+    return f"car for {order_id}"
+
+
+@rent.compensation(retry=Retry(attempts=9, initial=3600, maximum=3600, jitter=0))
+async def give_up_car(order_id: str) -> None:
+    raise PaymentError("the rental company is closed")
+
+
+@workflow(name="shop.tour")
+async def tour(order_id: str) -> str:
+    await rent(order_id)
+    return await charge(order_id, 5.0)
+
+
+@workflow(name="shop.bundle")
+async def bundle(order_id: str) -> str:
+    await pack(order_id, 1)
+    await payment("A-other")
+    return await charge(order_id, 5.0)
+
+
+@activity(name="shop.ask_bank", retry=Retry(attempts=9, initial=3600, maximum=3600, jitter=0))
+async def ask_bank(order_id: str) -> str:
+    raise PaymentError(f"the bank does not know order {order_id}")
+
+
+@workflow(name="shop.inquiry")
+async def inquiry(order_id: str) -> str:
+    return await ask_bank(order_id)
+
+
+@activity(name="shop.resize", retry=ONCE)
+async def resize(number: int) -> int:
+    if number == 3:
+        raise ValueError(f"picture {number} is damaged")
+    return number
+
+
+@workflow(name="shop.pictures")
+async def pictures(count: int) -> int:
+    found = await asyncio.gather(*(resize(number) for number in range(count)), return_exceptions=True)
+    return sum(isinstance(each, int) for each in found)
+
+
 @workflow(name="shop.family")
 async def family(order_id: str) -> str:
     await payment(order_id)

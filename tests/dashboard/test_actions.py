@@ -43,6 +43,12 @@ async def test_run_is_retried_from_the_failed_step(app: App, http: httpx.AsyncCl
     answer = await post(http, "/runs/p-1/retry", reason="card fixed", step="2:shop.charge")
     assert answer.headers["location"] == "/runs/p-1~r1?note=retried"
     assert await app.get("p-1~r1").result(60) == "receipt for A-1"
+    page, document = (await http.get("/runs/p-1")).text, (await http.get("/runs/p-1.json")).json()
+    assert document["lineage"]["last_retry"] == {"id": "p-1~r1", "workflow": "shop.payment", "status": "completed"}
+    assert 'Last retry: <a class="id" href="/runs/p-1~r1">p-1~r1</a>' in page
+    assert "Fix the cause, then retry the run." not in page
+    assert "A new run starts with the same input, besides the last retry." in page
+    assert (await http.get("/runs/p-1~r1.json")).json()["lineage"]["last_retry"] is None
 
 
 async def test_compensated_run_is_retried_from_the_start_only(app: App, http: httpx.AsyncClient) -> None:
@@ -51,7 +57,8 @@ async def test_compensated_run_is_retried_from_the_start_only(app: App, http: ht
     for query in ("", "?step=2:shop.charge"):
         page = (await http.get(f"/runs/{id}{query}")).text
         assert "Retry from 2:shop.charge" not in page
-        assert page.count("This run cannot be retried from a step: its completed steps") == (2 if query else 1)
+        reason = "A retry cannot begin with 2:shop.charge: 1:shop.reserve comes before it and was compensated"
+        assert page.count(reason) == (2 if query else 1)
     refused = await post(http, f"/runs/{id}/retry", reason="card fixed", step="2:shop.charge")
     assert refused.status_code == 409  # the step before it was compensated
     answer = await post(http, f"/runs/{id}/retry", reason="card fixed")
@@ -59,6 +66,42 @@ async def test_compensated_run_is_retried_from_the_start_only(app: App, http: ht
     assert await app.get(f"{id}~r1").result(60) == "receipt for A-1"
     lineage = (await http.get(f"/runs/{id}.json")).json()["lineage"]
     assert [each["id"] for each in lineage["retries"]] == [f"{id}~r1"]
+
+
+async def test_run_whose_compensation_failed_is_retried_from_the_step_that_was_to_be_undone(
+    app: App, http: httpx.AsyncClient
+) -> None:
+    shop.broken.add("A-1")
+    with pytest.raises(WorkflowFailedError):
+        await shop.move.options(id="move-1")("A-1")
+    shop.broken.clear()
+    document, page = (await http.get("/runs/move-1.json")).json(), (await http.get("/runs/move-1")).text
+    assert document["why"]["sentence"].endswith(
+        "PaymentError: card of order A-1 declined. The compensation of step 2:shop.hire failed: "
+        "PaymentError: the rental company does not answer."
+    )
+    assert document["why"]["advice"] == ("Undo by hand what was not compensated and fix the cause, then retry the run.")
+    assert "All steps are executed again, also those that were not compensated." in page
+    assert "A retry cannot begin with 3:shop.charge: 2:shop.hire comes before it and was to be compensated" in page
+    assert '<input type="hidden" name="step" value="2:shop.hire">' in page
+    answer = await post(http, "/runs/move-1/retry", reason="van given back", step="2:shop.hire")
+    assert answer.headers["location"] == "/runs/move-1~r1?note=retried"
+    assert await app.get("move-1~r1").result(60) == "receipt for A-1"
+
+
+async def test_retry_is_offered_only_from_a_step_that_the_engine_accepts(app: App, http: httpx.AsyncClient) -> None:
+    shop.broken.add("A-1")
+    with pytest.raises(WorkflowFailedError):
+        await shop.bundle.options(id="bundle-1")("A-1")
+    shop.broken.clear()
+    document, page = (await http.get("/runs/bundle-1.json")).json(), (await http.get("/runs/bundle-1")).text
+    failed_step = document["failed_step"]
+    assert f"A retry cannot begin with {failed_step}: 2:child comes before it and started a child" in page
+    refused = await post(http, "/runs/bundle-1/retry", reason="card fixed", step=failed_step)
+    assert refused.status_code == 409
+    assert re.findall(r'<input type="hidden" name="step" value="([^"]*)">', page) == ["2:child"]
+    assert (await post(http, "/runs/bundle-1/retry", reason="card fixed", step="2:child")).status_code == 303
+    assert await app.get("bundle-1~r1").result(60) == "receipt for A-1"
 
 
 async def test_missing_event_is_sent(app: App, http: httpx.AsyncClient) -> None:

@@ -53,8 +53,9 @@ async def fill(app: App) -> None:
     assert administration is not None
     await storage.create_instance(WorkflowInstance("lost-1", "shop.gone"), worker_id="dead#2", timeout_sec=600)
     await stuck(app, "stuck-1")
-    await storage.add_outbox_event(OutboxEvent("e-1", "order.paid", "shop", b"{}"))
-    await storage.mark_outbox_event_failed("e-1", error="no route to the broker for events of this type")
+    event = "0198f3c2-77a1-7c3e-b000-5bd2a9c0e6d1"
+    await storage.add_outbox_event(OutboxEvent(event, "com.example.shop.order.paid", "//shop.example/orders/1", b"{}"))
+    await storage.mark_outbox_event_failed(event, error="no route to the broker for events of this type")
     await administration.views.add("failed orders", "state:failed workflow:shop.order", "Ada")
     runs = ["order-A-1", "approval-1"]
     await administration.audit.add(
@@ -82,6 +83,11 @@ async def test_every_page_is_clean_accessible_and_fits_a_phone(app: App) -> None
                         assert cell is not None
                         assert cell["width"] > 150, "the id of a step is broken into pieces"
                     assert await seen.axe() == [], (path, scheme)
+                await seen.go("/runs/approval-1")
+                longest = seen.page.locator(".tl-took").nth(1)
+                await longest.evaluate("(each) => { each.lastChild.textContent = ' 59 min 59 s'; }")
+                is_cut = "(each) => each.scrollWidth > each.clientWidth"
+                assert not await longest.evaluate(is_cut), "a duration is wider than its column"
                 await seen.go("/runs")
                 cells = seen.page.locator("table.runs tbody tr").first.locator("td:visible")
                 await expect(cells).to_have_count(7 if width > 1000 else 6)
@@ -176,6 +182,9 @@ async def test_operator_saves_a_view_retries_an_event_and_reads_the_audit(app: A
         await seen.go("/outbox")
         await page.get_by_role("link", name="1 parked").click()
         await expect(page.locator("td.why")).to_contain_text("no route to the broker")
+        button = await page.locator("#action-requeue-1 summary").bounding_box()
+        assert button is not None
+        assert button["height"] < 40, "the word on the button is broken into pieces"
         await page.locator("#action-requeue-1 summary").click()
         await page.locator("#action-requeue-1 [name=reason]").fill("the broker is back")
         await page.locator("#action-requeue-1 button").click()
@@ -207,6 +216,14 @@ async def test_page_follows_its_run_and_pauses_when_hidden(app: App) -> None:
         shop.gate.set()
         await expect(page.locator(".lead")).to_contain_text("Completed", timeout=30_000)
         assert await page.locator("#action-cancel [name=reason]").input_value() == "half a reason"
+        shop.gate.clear()
+        await shop.delivery.options(id="delivery-2").start("A-2")
+        await seen.go("/runs/delivery-2")
+        await expect(page.locator("#action-cancel summary")).to_be_visible()
+        await expect(page.locator("#live-state")).to_have_text("live")
+        shop.gate.set()
+        await expect(page.locator("#action-delete summary")).to_be_visible(timeout=30_000)
+        await expect(page.locator("#action-cancel")).to_have_count(0)
         await seen.go("/runs")
         await expect(page.locator("#live-state")).to_have_text("live")
         await page.evaluate(
@@ -220,6 +237,18 @@ async def test_page_follows_its_run_and_pauses_when_hidden(app: App) -> None:
             "document.dispatchEvent(new Event('visibilitychange'))"
         )
         await expect(page.get_by_role("link", name="order-new")).to_be_visible(timeout=30_000)
+        assert seen.problems == []
+
+
+async def test_shortened_value_is_not_copied_as_if_it_were_whole(app: App) -> None:
+    await shop.payment.options(id="long-1")("A-" + "x" * 5_000)
+    async with browser() as chromium, watched(app, chromium) as seen:
+        await seen.go("/runs/long-1")
+        for id, label in (("input", "Copy what is shown"), ("result", "Copy what is shown")):
+            await expect(seen.page.locator(f"[data-copy={id}-json]")).to_have_text(label)
+        await shop.payment.options(id="short-1")("A-1")
+        await seen.go("/runs/short-1")
+        await expect(seen.page.locator("[data-copy=input-json]")).to_have_text("Copy")
         assert seen.problems == []
 
 

@@ -17,6 +17,7 @@ from perdure.dashboard.pages import ENVIRONMENT
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.error_pages import page_address
 from perdure.model.records import OutboxEvent, WorkflowInstance
+from perdure.storage.stores import shift_clock
 from perdure.views.durations import short
 from tests.conftest import BackendDatabase
 from tests.dashboard import shop
@@ -167,6 +168,88 @@ async def test_ten_thousand_steps_are_a_page_of_few_rows(app: App, http: httpx.A
     opened = await http.get(f"/runs/order-1{group}&from=400")
     assert opened.text.count('class="tl-row r-') == 200
     assert "Rows 401 to 600 of 5,003" in opened.text
+
+
+async def test_waiting_parent_says_what_its_child_waits_for(app: App, http: httpx.AsyncClient) -> None:
+    await shop.parent.options(id="parent-1").start("A-1")
+    await waiting(app, "parent-1")
+    (child,) = (await http.get("/runs/parent-1.json")).json()["lineage"]["children"]
+    await waiting(app, child["id"])
+    (entry,) = (await http.get("/runs/parent-1.json")).json()["why"]["children"]
+    assert entry["id"] == child["id"]
+    assert entry["sentence"].startswith("Waits for event order.approved")
+    page = (await http.get("/runs/parent-1")).text
+    assert f'href="/runs/{quote(child["id"], safe="")}">{child["id"]}</a>: Waits for event order.approved' in page
+
+
+async def test_run_between_attempts_says_why_the_last_one_failed(app: App, http: httpx.AsyncClient) -> None:
+    await shop.inquiry.options(id="inquiry-1", headers={"tenant": "acme"}).start("A-1")
+    await waiting(app, "inquiry-1")
+    document = (await http.get("/runs/inquiry-1.json")).json()
+    assert document["why"]["sentence"].startswith("Waits for the next attempt of step 1:shop.ask_bank in ")
+    assert document["why"]["sentence"].endswith("failed: PaymentError: the bank does not know order A-1.")
+    assert document["run"]["headers"] == {"tenant": "acme"}
+    assert "tenant: acme" in (await http.get("/runs/inquiry-1")).text
+    async with connected(
+        app, redact=lambda value, where: "hidden" if where in ("error", "headers") else value
+    ) as other:
+        page = (await other.get("/runs/inquiry-1")).text
+    assert "does not know" not in page.split("<footer>")[0].split('id="timeline"')[0]
+    assert "acme" not in page
+
+
+async def test_compensation_that_fails_has_the_name_of_its_activity(app: App, http: httpx.AsyncClient) -> None:
+    shop.broken.add("A-1")
+    with suppress(WorkflowFailedError):
+        await shop.move.options(id="move-1")("A-1")
+    steps = (await http.get("/runs/move-1.json")).json()["steps"]
+    assert [each["name"] for each in steps if each["kind"] == "compensation"] == ["shop.hire"]
+
+
+async def test_compensation_between_attempts_has_its_name_and_its_error(app: App, http: httpx.AsyncClient) -> None:
+    shop.broken.add("A-1")
+    await shop.tour.options(id="tour-1").start("A-1")
+
+    async def told() -> bool:
+        why = (await http.get("/runs/tour-1.json")).json()["why"]
+        expected = "The compensation of step 1:shop.rent is retried after: PaymentError: the rental company is closed."
+        return bool(why["sentence"].endswith(expected))
+
+    await until(told)
+    document, page = (await http.get("/runs/tour-1.json")).json(), (await http.get("/runs/tour-1")).text
+    assert [each["name"] for each in document["steps"] if each["kind"] == "compensation"] == ["shop.rent"]
+    assert "The compensations continue, and the run ends as cancelled instead of failed." in page
+
+
+async def test_worker_that_is_silent_is_not_said_to_execute_its_run(backend_database: BackendDatabase) -> None:
+    async with backend_database("sqlite") as database, Client(database.url) as client:
+        storage = storage_of(client)
+        shift_clock(storage, timedelta(hours=-1))
+        await storage.beat_worker("dead")
+        shift_clock(storage, timedelta(0))
+        await storage.create_instance(WorkflowInstance("lost-1", "shop.gone"), worker_id="dead", timeout_sec=600)
+        async with connected(client) as http:
+            why = (await http.get("/runs/lost-1.json")).json()["why"]
+    assert why["activity"] == "queued"
+    assert why["sentence"] == ("Worker dead holds the run and has sent no heartbeat for 1 h: it has probably died.")
+    assert why["advice"].startswith("Another worker takes the run over when the lease expires in ")
+
+
+async def test_run_that_starts_later_is_not_said_to_be_started(app: App, http: httpx.AsyncClient) -> None:
+    await shop.payment.options(id="later-1", after=3600).start("A-1")
+    page = (await http.get("/runs/later-1")).text
+    assert "Waits for its start in" in page
+    assert "started <time" not in page
+
+
+async def test_some_failures_among_equal_steps_do_not_paint_all_of_them(app: App, http: httpx.AsyncClient) -> None:
+    await shop.pictures.options(id="pictures-1")(8)
+    page = (await http.get("/runs/pictures-1")).text
+    folded, failed_one = page.split('class="tl-row r-failed')[1:]
+    assert '<span class="dim">1 failed</span>' in folded
+    assert "b-failed" not in folded
+    assert folded.count("b-mark") == 1
+    assert "b-failed" in failed_one
 
 
 async def test_children_are_opened_in_the_timeline_of_their_parent(app: App, http: httpx.AsyncClient) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind, WorkflowStatus
-from perdure.views.why import Activity, explain
+from perdure.views.why import Activity, Details, explain
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -67,7 +67,50 @@ def test_wait_is_explained(kind: WaitKind, name: str, sentence: str) -> None:
 def test_a_time_is_named_after_what_it_may_be_the_timeout_of() -> None:
     waits = (WaitInfo(WaitKind.TIMER, "1:timer", NOW + MINUTE), WaitInfo(WaitKind.EVENT, "paid"))
     run = replace(RUN, status=S.WAITING_FOR_MESSAGE, waiting_for=waits)
-    assert explain(run, NOW).sentence == "Waits for event paid, or the timer of step 1:timer, due in 1 min."
+    found = explain(run, NOW)
+    assert found.sentence == "Waits for event paid, or the timer of step 1:timer, due in 1 min."
+    assert found.advice == "Send the event paid to the run if its sender failed to."
+    assert found.until == NOW + MINUTE
+
+
+def test_silent_worker_is_not_said_to_execute_the_run() -> None:
+    run = replace(RUN, worker="w-1", lease_expires_at=NOW + MINUTE)
+    found = explain(run, NOW, Details(silent_since=NOW - MINUTE))
+    assert found.activity is Activity.QUEUED
+    assert found.sentence == ("Worker w-1 holds the run and has sent no heartbeat for 1 min: it has probably died.")
+    assert found.advice == "Another worker takes the run over when the lease expires in 1 min."
+
+
+def test_error_of_the_last_attempt_is_told() -> None:
+    run = replace(RUN, status=S.WAITING_FOR_TIMER, waiting_for=(WaitInfo(WaitKind.RETRY, "3:charge", NOW + MINUTE),))
+    found = explain(run, NOW, Details(retried={"3:charge": ErrorInfo("a.BankError", "closed")}))
+    assert found.sentence == (
+        "Waits for the next attempt of step 3:charge in 1 min. The last attempt failed: BankError: closed."
+    )
+    assert found.advice == ""
+    assert explain(run, NOW).advice == "The attempt before failed; see the step for its error."
+
+
+def test_failed_compensations_are_told() -> None:
+    left = {f"{number}:book": ErrorInfo("a.E", f"no {number}") for number in range(1, 6)}
+    failed = replace(RUN, status=S.FAILED, finished_at=NOW, error=ErrorInfo("a.E", "no"))
+    found = explain(failed, NOW, Details("6:pay", not_undone=dict(list(left.items())[:1])))
+    assert found.sentence == "Failed in step 6:pay after 1 min: E: no. The compensation of step 1:book failed: E: no 1."
+    assert found.advice == "Undo by hand what was not compensated and fix the cause, then retry the run."
+    cancelled = replace(RUN, status=S.CANCELLED, finished_at=NOW)
+    found = explain(cancelled, NOW, Details(not_undone=left))
+    assert found.sentence.startswith("Cancelled after 1 min. The compensation of step 1:book failed: E: no 1. The ")
+    assert found.sentence.endswith("failed: E: no 3. 2 more compensations failed.")
+    assert found.advice == "Undo by hand what was not compensated."
+
+
+def test_compensation_that_is_retried_is_told() -> None:
+    run = replace(RUN, status=S.COMPENSATING, worker="w-1", lease_expires_at=NOW + MINUTE, error=ErrorInfo("a.E", "no"))
+    found = explain(run, NOW, Details(undoing={"1:book": ErrorInfo("a.E", "no answer")}))
+    assert found.sentence == (
+        "Worker w-1 compensates completed steps of the run. It failed: E: no. "
+        "The compensation of step 1:book is retried after: E: no answer."
+    )
 
 
 def test_many_waits_are_counted() -> None:

@@ -26,6 +26,7 @@ from perdure.errors import (
     TransactionError,
     WorkflowNotCancellableError,
 )
+from perdure.inspection.retries import last_try_after
 from perdure.model.retries import Retry
 from perdure.storage.administration import administration_of
 
@@ -58,8 +59,8 @@ class Progress:
     """How far an action is; the state of its run, and in the end its result.
 
     - `found`: how many runs it was confirmed for; None while they are being read.
-    - `done`, `skipped`, `failed`: how many runs were changed, had changed by themselves so that the action no longer
-      applied, and could not be changed.
+    - `done`, `skipped`, `failed`: how many runs were changed, had ended or been retried before so that the action did
+      not apply, and could not be changed.
     - `reasons`: why, by id, for at most 100 of the runs that could not be changed.
     """
 
@@ -121,7 +122,10 @@ async def select(action: Action, selection: Selection, token: str | None, most: 
 
 @activity(name="perdure.bulk.change", transactional=True, retry=_ALWAYS)
 async def change(action: Action, ids: list[str], reason: str) -> Changed:
-    """Cancel or retry a batch of runs, in one transaction."""
+    """Cancel or retry a batch of runs, in one transaction.
+
+    A run that was retried before is skipped: its failure is still there, and another retry would repeat its effects.
+    """
     client = _client()
     done = skipped = 0
     failed: dict[str, str] = {}
@@ -130,8 +134,11 @@ async def change(action: Action, ids: list[str], reason: str) -> Changed:
             async with storage_of(client).transaction():  # a savepoint: what fails leaves no trace
                 if action == "cancel":
                     await client.cancel(id, reason)
-                else:
+                elif await last_try_after(storage_of(client), id) is None:
                     await client.retry(id)
+                else:
+                    skipped += 1
+                    continue
             done += 1
         except (WorkflowNotCancellableError, RunNotFoundError):
             skipped += 1

@@ -180,7 +180,7 @@ def bar(row: Row, scale: Scale) -> Markup:
         left = min(begin, 1000 - width)
         open_end = part is row.parts[-1] and row.status in OPEN
         kind = f"b-{part.phase.value}" + (" b-open" if open_end else "")
-        kind += " b-failed" if row.status == "failed" and part is row.parts[-1] and part.phase not in IDLE else ""
+        kind += " b-failed" if row.is_failed and part is row.parts[-1] and part.phase not in IDLE else ""
         title = Markup("<title>{}</title>").format(f"{PHASES[part.phase.value]}: {short(part.end - part.begin)}")
         shapes.append(
             Markup('<g>{}<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"{}/></g>').format(

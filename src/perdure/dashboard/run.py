@@ -1,7 +1,6 @@
 """The page of a run: what it does and why, its timeline, its values, and its relatives."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -20,12 +19,14 @@ from perdure.dashboard.values import parse, plain
 from perdure.engine.api.history_rows import archived_rows
 from perdure.engine.api.reading import read_runs
 from perdure.engine.api.run_info import RunInfo, WaitKind
-from perdure.engine.api.step_info import StepInfo, StepStatus
+from perdure.engine.api.step_info import StepInfo, StepKind, StepStatus
 from perdure.engine.api.step_reading import steps_of
 from perdure.engine.execution.rows import read_pages
 from perdure.engine.history import ids
 from perdure.engine.history.records import (
+    ATTEMPT_FAILED,
     STATE,
+    Compensated,
     Completed,
     Failed,
     MessageReceived,
@@ -34,15 +35,18 @@ from perdure.engine.history.records import (
 )
 from perdure.engine.starting import not_found
 from perdure.http.api import run_id_of
-from perdure.model.records import HistoryEvent, RegisteredWait, WorkflowInstance
+from perdure.inspection import list_workers
+from perdure.inspection.retries import tries_of
+from perdure.model.records import HistoryEvent, HistoryEventType, RegisteredWait, WorkflowInstance
 from perdure.model.states import TERMINAL, WorkflowStatus
 from perdure.storage.contract import Storage
-from perdure.views.why import Activity, explain
+from perdure.views.why import Activity, Details, explain
 
 HISTORY_MAX = 20_000  # rows of a history that are read for a timeline
 CHILD_HISTORY_MAX = 1_000
-RETRIES_MAX = 9
 CHILDREN_MAX = 50
+WAITED_FOR_MAX = 3  # children of which the first lines of the page say what they do
+UNDONE = (HistoryEventType.COMPENSATION_EXECUTED, HistoryEventType.COMPENSATION_FAILED)
 BUSY = (WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING)
 PAGE = 100
 
@@ -54,8 +58,6 @@ NOTES = {
     "requeued": "The event will be published.",
     "bulk": "This run carries out the action. It continues by itself, also if this page or the server is closed.",
 }
-
-_TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,11 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
     storage = dashboard.storage
     row = await _row(storage, visit)
     (info,) = await read_runs(storage, [row])
-    history = await _with_open_children(storage, await _history(storage, row, HISTORY_MAX))
-    failed, at_work = _failed_step(info, history), _open_step(history)
-    why = explain(info, visit.now, failed or at_work)
+    history = await _history(storage, row, HISTORY_MAX)
+    compensated = await _compensated_steps(storage, info.id, history)
+    history = await _with_open_children(storage, _with_names(history, compensated))
+    failed = _failed_step(info, history)
+    why = explain(info, visit.now, await _details(dashboard, info, history, compensated, failed))
     timeline = await _timeline(dashboard, visit, info, history, why.activity)
     chosen = _chosen(dashboard, visit, timeline.rows, history)
     document = {
@@ -86,6 +90,7 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
             "advice": why.advice,
             "since": why.since,
             "until": why.until,
+            "children": await _waited_for(dashboard, visit, info, history),
         },
         "input": dashboard.redact(parse(row.input_data), "input"),
         "result": dashboard.redact(parse(row.output_data), "result"),
@@ -118,11 +123,14 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
         "link": _Links(visit),
         "ended": row.status in TERMINAL,
         "can_retry": row.status in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED),
-        "is_undone": any(each.kind == "compensation" for each in timeline.rows),  # then only from the start
+        "is_left": any(each.kind == "compensation" and each.status == "failed" for each in timeline.rows),
+        "is_delayed": any(each.kind is WaitKind.START for each in info.waiting_for),
+        **_retries(row, history, failed),
     }
     last = history.rows[-1].id if history.rows else 0
     marker = [info.status.value, last, info.worker, info.attempts, info.stuck is not None, why.activity.value]
     acted = [each["id"] for each in document["actions"]]
+    acted += [[each["id"], each["activity"]] for each in document["why"]["children"]]
     return Page("run.html", info.id, document, shown, [*marker, acted, plain(document["lineage"])])
 
 
@@ -167,6 +175,100 @@ async def _with_open_children(storage: Storage, history: History) -> History:
         return replace(step, name=child.workflow_name, status=StepStatus.WAITING if is_waiting else step.status)
 
     return replace(history, steps=[described(each) for each in history.steps])
+
+
+async def _compensated_steps(storage: Storage, id: str, history: History) -> dict[str, tuple[str, str]]:
+    """Return, by the ids of compensations, the steps that they undo and the names of their activities."""
+    records = (record_of(row) for row in history.rows if row.event_type in UNDONE)
+    found = {each.row_id: (each.step, each.activity) for each in records if isinstance(each, Compensated)}
+    unnamed = {each.id for each in history.steps if each.kind is StepKind.COMPENSATION} - found.keys()
+    if unnamed:  # a failed attempt that is to be repeated has only the id of the stored compensation
+        for entry in await storage.get_compensations(id):
+            if ids.undo_of(entry.id) in unnamed:
+                found[ids.undo_of(entry.id)] = entry.activity_id, entry.activity_name
+    return found
+
+
+def _with_names(history: History, compensated: Mapping[str, tuple[str, str]]) -> History:
+    """Return the history with the names of compensations that failed, of which only the last row has one."""
+
+    def named(step: StepInfo) -> StepInfo:
+        _, name = compensated.get(step.id, ("", step.name))
+        return step if step.name == name else replace(step, name=name)
+
+    return replace(history, steps=[named(each) for each in history.steps]) if compensated else history
+
+
+async def _details(
+    dashboard: Dashboard,
+    info: RunInfo,
+    history: History,
+    compensated: Mapping[str, tuple[str, str]],
+    failed_step: str | None,
+) -> Details:
+    """Return what the first line of the page says besides the state of the run."""
+    retried, not_undone, undoing = {}, {}, {}
+    for step in history.steps:
+        if step.error is None or step.status not in (StepStatus.RETRYING, StepStatus.FAILED):
+            continue
+        if step.kind is not StepKind.COMPENSATION:
+            retried[step.id] = step.error
+        elif step.status is StepStatus.FAILED:
+            not_undone[compensated.get(step.id, (step.id, ""))[0]] = step.error
+        else:
+            undoing[compensated.get(step.id, (step.id, ""))[0]] = step.error
+    silent_since = None
+    if info.worker is not None:
+        silent = (each for each in await list_workers(dashboard.client) if each.id == info.worker and not each.is_live)
+        silent_since = next((each.beat_at for each in silent), None)
+    return Details(failed_step or _open_step(history), retried, not_undone, undoing, silent_since)
+
+
+async def _waited_for(dashboard: Dashboard, visit: Visit, info: RunInfo, history: History) -> list[dict[str, Any]]:
+    """Return some of the children that a run waits for, and what each of them does."""
+    if not any(each.kind is WaitKind.CHILD for each in info.waiting_for):
+        return []
+    open_steps = (each for each in history.steps if each.status in (StepStatus.RUNNING, StepStatus.WAITING))
+    asked = list(islice((each.child for each in open_steps if each.child is not None), WAITED_FOR_MAX))
+    rows = [each for each in await dashboard.storage.get_instances(asked) if each is not None] if asked else []
+    found = []
+    for child in await read_runs(dashboard.storage, rows):
+        why = explain(child, visit.now)
+        sentence = dashboard.redact(why.sentence, "error")
+        found.append({"id": child.id, "activity": why.activity.value, "sentence": sentence})
+    return found
+
+
+def _retries(row: WorkflowInstance, history: History, failed_step: str | None) -> dict[str, Any]:
+    """Return which steps a retry may begin with, why with none after these, and which it is to begin with."""
+    if row.status not in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED):
+        return {"retry_steps": [], "no_later_retry": "", "retry_step": None}
+    steps, reason = _retry_steps(history)
+    last = failed_step if failed_step in steps else steps[-1] if steps and failed_step is not None else None
+    first = steps[0] if steps else None  # with which a retry begins also without a step
+    return {"retry_steps": steps, "no_later_retry": reason, "retry_step": None if last == first else last}
+
+
+def _retry_steps(history: History) -> tuple[list[str], str]:
+    """Return the steps that a retry may begin with, in the order of their first rows, and why with none after these."""
+    records = (record_of(row) for row in history.rows if row.event_type in UNDONE)
+    undone = {each.step: each.failure is None for each in records if isinstance(each, Compensated)}
+    found: dict[str, None] = {}
+    for row in history.rows:
+        is_attempt = row.event_type == ATTEMPT_FAILED
+        step = ids.split_attempt(row.activity_id)[0] if is_attempt else ids.step_of(row.activity_id)
+        if step.startswith(ids.OWN) or not ids.name_of(step):
+            continue
+        found[step] = None
+        reason = _NOT_KEPT.get(ids.name_of(step))
+        if step in undone:
+            reason = "was compensated" if undone[step] else "was to be compensated"
+        if reason is not None:
+            return list(found), f"{step} comes before it and {reason}, so a new run must execute {step} itself"
+    return list(found), ""
+
+
+_NOT_KEPT = {"subscribe": "subscribed to a channel", ids.CHILD: "started a child"}
 
 
 async def _missing(storage: Storage, info: RunInfo) -> dict[str, str]:
@@ -303,6 +405,7 @@ def _run_document(dashboard: Dashboard, row: WorkflowInstance, info: RunInfo) ->
         "updated_at": info.updated_at,
         "finished_at": info.finished_at,
         "deadline": info.deadline,
+        "headers": dashboard.redact(dict(info.headers), "headers"),
         "worker": info.worker,
         "lease_expires_at": info.lease_expires_at,
         "attempts": info.attempts,
@@ -357,13 +460,13 @@ def _chosen(dashboard: Dashboard, visit: Visit, rows: Sequence[Row], history: Hi
 
 
 async def _lineage(storage: Storage, row: WorkflowInstance, info: RunInfo, rows: Sequence[Row]) -> dict[str, Any]:
-    base = _TRIED_AGAIN.sub("", info.id)
-    tries = [base, *(f"{base}~r{number}" for number in range(1, RETRIES_MAX + 1))]
+    tries = {each.instance_id: each for each in await tries_of(storage, info.id)}
+    last = next(reversed(tries), info.id)
     children = [each.child for each in rows if each.child is not None]
     following = _following(info.id) if info.status is WorkflowStatus.RECURRED else ()
     others = [each for each in (info.parent, info.previous, *following) if each is not None]
-    asked = list(dict.fromkeys([*others, *tries, *children[:CHILDREN_MAX]]))
-    found = {each.instance_id: each for each in await storage.get_instances(asked) if each is not None}
+    asked = list(dict.fromkeys([*others, *children[:CHILDREN_MAX]]))
+    found = tries | {each.instance_id: each for each in await storage.get_instances(asked) if each is not None}
 
     def entry(id: str | None) -> dict[str, str] | None:
         if id is None or id not in found:
@@ -375,6 +478,7 @@ async def _lineage(storage: Storage, row: WorkflowInstance, info: RunInfo, rows:
         "previous": entry(info.previous),
         "continued_by": next((each for id in following if (each := entry(id)) is not None), None),
         "retries": [each for id in tries if id != info.id and (each := entry(id)) is not None],
+        "last_retry": entry(last) if last != info.id else None,
         "children": [each for id in children[:CHILDREN_MAX] if (each := entry(id)) is not None],
         "children_in_all": len(children),
     }

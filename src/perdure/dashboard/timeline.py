@@ -88,6 +88,11 @@ class Row:
         return self.end - self.begin
 
     @property
+    def is_failed(self) -> bool:
+        """Return whether the step failed, or all of several that are folded did."""
+        return self.status == "failed" and self.counts.get("failed", 0) == self.members
+
+    @property
     def number(self) -> str:
         """Return what tells the step from others of its name: its path, or that of the step it compensates."""
         return "" if self.step is None else ids.path_of(self.step.id.removeprefix(ids.UNDO))
@@ -267,12 +272,9 @@ def _fold(members: Sequence[Row]) -> Row:
             merged[-1] = replace(merged[-1], end=max(merged[-1].end, part.end))
         else:
             merged.append(part)
-    counts: dict[str, int] = {}
-    for row in members:
-        counts[row.status] = counts.get(row.status, 0) + 1
-    worst = next(
-        (each for each in ("failed", "retrying", "running", "waiting", "cancelled") if each in counts), "completed"
-    )
+    counted = Counter(row.status for row in members)
+    counts = {each: counted[each] for each in _WORST_FIRST if each in counted}
+    worst = next(iter(counts))
     merged = _coarse(merged)
     merged.sort(key=lambda part: part.begin)
     last = max(merged, key=lambda part: part.end)
@@ -284,12 +286,19 @@ def _fold(members: Sequence[Row]) -> Row:
         kind=first.kind,
         status=worst,
         parts=(*merged, last),
-        failures=tuple(at for row in members for at in row.failures)[:200],
+        failures=tuple(at for row in members for at in (*row.failures, *_failed_at(row)))[:200],
         attempts=sum(row.attempts for row in members),
         depth=first.depth,
         members=len(members),
         counts=counts,
     )
+
+
+_WORST_FIRST = ("failed", "retrying", "running", "waiting", "cancelled", "completed")
+
+
+def _failed_at(row: Row) -> tuple[datetime, ...]:
+    return (row.end,) if row.status == "failed" else ()
 
 
 def _coarse(parts: list[Part], most: int = 200) -> list[Part]:

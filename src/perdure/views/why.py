@@ -4,7 +4,8 @@
 workers, so it also knows whether a live one serves the workflow, and it advises commands instead of buttons.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -34,10 +35,32 @@ class Explanation:
     until: datetime | None = None
 
 
-def explain(run: RunInfo, now: datetime, step: str | None = None) -> Explanation:
-    """Return what a run does now and why. `step` is the step that failed or that is executed, if it is known."""
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What is known of a run besides its row; nothing in a list.
+
+    - `step`: the step that failed or that is executed.
+    - `retried`: the error of the last attempt of each step that is to be attempted again.
+    - `not_undone`: the steps whose compensation failed, with the error of its last attempt.
+    - `undoing`: the same while the compensation is attempted again.
+    - `silent_since`: the last heartbeat of the worker that holds the run, if it is not live.
+    """
+
+    step: str | None = None
+    retried: Mapping[str, ErrorInfo] = field(default_factory=dict)
+    not_undone: Mapping[str, ErrorInfo] = field(default_factory=dict)
+    undoing: Mapping[str, ErrorInfo] = field(default_factory=dict)
+    silent_since: datetime | None = None
+
+
+_NOTHING = Details()
+
+
+def explain(run: RunInfo, now: datetime, details: Details = _NOTHING) -> Explanation:
+    """Return what a run does now and why."""
+    step = details.step
     if run.finished_at is not None:
-        return _ended(run, run.finished_at, step)
+        return _ended(run, run.finished_at, details)
     if run.stuck is not None:
         until = run.stuck.next_retry_at
         advice = "The run continues by itself once the cause is gone."
@@ -45,7 +68,7 @@ def explain(run: RunInfo, now: datetime, step: str | None = None) -> Explanation
             advice = f"The next try is {_when(until, now)}. {advice}"
         return Explanation(Activity.STUCK, f"Stuck: {run.stuck.reason}", advice, run.stuck.since, until)
     verb = "compensates completed steps of" if run.status is WorkflowStatus.COMPENSATING else "executes"
-    cause = f" It {_fate(run)}." if run.status is WorkflowStatus.COMPENSATING else ""
+    cause = f" It {_fate(run)}.{_undoing(details)}" if run.status is WorkflowStatus.COMPENSATING else ""
     if run.worker is not None:
         at = f", in step {step}" if step and run.status is not WorkflowStatus.COMPENSATING else ""
         late = run.lease_expires_at is not None and run.lease_expires_at < now
@@ -56,6 +79,15 @@ def explain(run: RunInfo, now: datetime, step: str | None = None) -> Explanation
                 "If this lasts, no live worker serves the workflow.",
                 run.lease_expires_at,
             )
+        if details.silent_since is not None:
+            return Explanation(
+                Activity.QUEUED,
+                f"Worker {run.worker} holds the run and has sent no heartbeat for {short(now - details.silent_since)}: "
+                f"it has probably died.{cause}",
+                f"Another worker takes the run over when the lease expires {_when(run.lease_expires_at or now, now)}.",
+                details.silent_since,
+                run.lease_expires_at,
+            )
         return Explanation(Activity.RUNNING, f"Worker {run.worker} {verb} the run{at}.{cause}", "", run.updated_at)
     if run.status in RESUMABLE:
         return Explanation(
@@ -64,24 +96,43 @@ def explain(run: RunInfo, now: datetime, step: str | None = None) -> Explanation
             "Workers take the longest waiting run first; more workers or a higher max_runs= shorten the wait.",
             run.updated_at,
         )
-    return _waiting(run, now)
+    return _waiting(run, now, details)
 
 
-def _ended(run: RunInfo, at: datetime, step: str | None) -> Explanation:
-    took = short(at - run.started_at)
-    place = f" in step {step}" if step else ""
+def _ended(run: RunInfo, at: datetime, details: Details) -> Explanation:
+    took, left = short(at - run.started_at), _not_undone(details)
+    place = f" in step {details.step}" if details.step else ""
+    by_hand = "Undo by hand what was not compensated" if left else ""
+
+    def and_left(sentence: str) -> str:
+        return f"{sentence.removesuffix('.')}.{left}" if left else sentence
+
     match run.status:
         case WorkflowStatus.COMPLETED:
             return Explanation(Activity.ENDED, f"Completed in {took}.", since=at)
         case WorkflowStatus.FAILED:
             error = f": {_named(run.error)}" if run.error is not None else ""
-            return Explanation(
-                Activity.ENDED, f"Failed{place} after {took}{error}", "Fix the cause, then retry the run.", at
-            )
+            advice = f"{by_hand} and fix the cause" if left else "Fix the cause"
+            sentence = and_left(f"Failed{place} after {took}{error}")
+            return Explanation(Activity.ENDED, sentence, f"{advice}, then retry the run.", at)
         case WorkflowStatus.CANCELLED:
             reason = f": {run.error.message}" if run.error is not None and run.error.message else "."
-            return Explanation(Activity.ENDED, f"Cancelled after {took}{reason}", since=at)
+            advice = f"{by_hand}." if left else ""
+            return Explanation(Activity.ENDED, and_left(f"Cancelled after {took}{reason}"), advice, at)
     return Explanation(Activity.ENDED, f"Continued with new input after {took} (recur).", since=at)
+
+
+def _not_undone(details: Details) -> str:
+    """Return whose compensation failed, as sentences; empty if none did."""
+    found = [f" The compensation of step {step} failed: {_named(error)}." for step, error in details.not_undone.items()]
+    more = f" {len(found) - 3:,} more compensations failed." if len(found) > 3 else ""
+    return "".join(found[:3]) + more
+
+
+def _undoing(details: Details) -> str:
+    """Return what the last attempt of a compensation said that is attempted again, as a sentence."""
+    found = list(details.undoing.items())[:1]
+    return "".join(f" The compensation of step {step} is retried after: {_named(error)}." for step, error in found)
 
 
 def _fate(run: RunInfo) -> str:
@@ -98,7 +149,7 @@ def _named(error: ErrorInfo) -> str:
     return f"{name}: {error.message}" if error.message else name
 
 
-def _waiting(run: RunInfo, now: datetime) -> Explanation:
+def _waiting(run: RunInfo, now: datetime, details: Details) -> Explanation:
     waits = sorted(run.waiting_for, key=lambda each: each.kind is WaitKind.TIMER)  # a time is often only the timeout
     if not waits:
         return Explanation(Activity.WAITING, "Waits, and its waits have just ended.", since=run.updated_at)
@@ -108,7 +159,11 @@ def _waiting(run: RunInfo, now: datetime) -> Explanation:
         listed.append(f"{len(waits) - 3} more")
     *others, last = listed
     what = f"{', '.join(others)}, or {last}" if others else last
-    return Explanation(Activity.WAITING, f"Waits for {what}.", _advice(first), run.updated_at, first.until)
+    errors = (details.retried.get(each.name) for each in waits if each.kind is WaitKind.RETRY)
+    error = next((each for each in errors if each is not None), None)
+    cause = f" The last attempt failed: {_named(error)}." if error is not None else ""
+    advice = "" if cause else _advice(waits[0])
+    return Explanation(Activity.WAITING, f"Waits for {what}.{cause}", advice, run.updated_at, first.until)
 
 
 def wait_sentence(wait: WaitInfo, now: datetime) -> str:

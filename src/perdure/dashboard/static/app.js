@@ -48,17 +48,19 @@
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       for (const old of $$("[data-live]")) {
         const fresh = $('[data-live="' + old.dataset.live + '"]', page);
-        if (!fresh || old.contains(document.activeElement) && $("input:focus,textarea:focus,select:focus", old)) continue;
+        if (!fresh || edited(old)) continue;
         for (const each of $$("details[id][open]", old)) {
           const twin = fresh.querySelector("#" + CSS.escape(each.id));
           if (twin) twin.open = true;
         }
         if (old.innerHTML === fresh.innerHTML && old.className === fresh.className) continue;
-        const focused = old.contains(document.activeElement) && document.activeElement.getAttribute("href");
+        const focus = old.contains(document.activeElement) && document.activeElement;
+        const focused = focus && (focus.hasAttribute("href") ? '[href="' + CSS.escape(focus.getAttribute("href")) + '"]'
+          : focus.matches("summary") && focus.parentNode.id ? "#" + CSS.escape(focus.parentNode.id) + ">summary" : "");
         const scrolled = $$('[tabindex="0"]', old).map((each) => [each.scrollLeft, each.scrollTop]);
         old.replaceWith(fresh);
         $$('[tabindex="0"]', fresh).forEach((each, n) => each.scrollTo(...scrolled[n] || [0, 0]));
-        if (focused) $('[href="' + CSS.escape(focused) + '"]', fresh)?.focus();
+        if (focused) $(focused, fresh)?.focus();
       }
       body.dataset.updates = 1 + (+body.dataset.updates || 0);
       prepare();
@@ -70,6 +72,13 @@
       busy = false;
       if (again) { again = false; refresh(); }
     }
+  }
+  // Whether a person is entering something, which a fresh part would not have.
+  function edited(part) {
+    const fields = $$("input:not([type=hidden]),textarea,select", part);
+    return fields.some((each) => each === document.activeElement || (each.options
+      ? [...each.options].some((option) => option.selected !== option.defaultSelected)
+      : each.value !== each.defaultValue));
   }
   function listen() {
     if (source || document.hidden || !("stream" in body.dataset)) return;
@@ -96,14 +105,20 @@
   // Copying, and forms that are sent once.
   function prepare() {
     // Browsers have no clipboard for pages without TLS from another machine.
-    for (const button of $$("button.copy")) button.hidden = !navigator.clipboard;
+    for (const button of $$("button.copy")) {
+      button.hidden = !navigator.clipboard;
+      button.textContent = copied(button);
+    }
+  }
+  function copied(button) {
+    return $("#" + CSS.escape(button.dataset.copy) + " .j-more") ? "Copy what is shown" : "Copy";
   }
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button.copy");
     if (button) {
       await navigator.clipboard.writeText($("#" + CSS.escape(button.dataset.copy)).textContent);
       button.textContent = "Copied";
-      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+      setTimeout(() => { button.textContent = copied(button); }, 1500);
     }
   });
   document.addEventListener("submit", (event) => {
