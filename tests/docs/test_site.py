@@ -188,10 +188,24 @@ def test_links_of_a_file_lead_somewhere(file: Path) -> None:
 def test_dead_links_and_anchors_are_found(tmp_path: Path) -> None:
     own = "https://github.com/perdure/perdure/blob/main"
     dead = ["nothing.md", "#nowhere", "page.md#nowhere", f"{own}/nothing.md", f"{own}/README.md#nowhere"]
-    alive = ["page.md", "#here", "page.md#here", f"{own}/README.md#install", "https://example.com"]
+    alive = ["page.md", "#here", "page.md#here", f"{own}/README.md#install", "https://example.com", 'page.md "title"']
+    titled = ['titled.md "title"', 'image.png "title"']
     page = tmp_path / "page.md"
-    page.write_text("# Here\n\n" + " ".join(f"[x]({link})" for link in [*dead, *alive]) + " `[x](code.md)`\n")
-    assert dead_links(page) == dead
+    links = " ".join(f"[x]({link})" for link in [*dead, *alive, *titled])
+    page.write_text(f'# Here\n\n{links} `[x](code.md)` `<a href="code/">`\n\n<img src="i.png">\n\n[x]: page.md\n')
+    assert dead_links(page) == [*dead, "titled.md", "image.png", "i.png", "page.md"]
+
+
+@pytest.mark.parametrize("link", ["nothing.md", "nothing.png", "../src/nothing.py", "guide.md#nowhere"])
+def test_dead_link_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Here\n\n[x]({link})\n")
+    (tmp_path / "guide.md").write_text("# Guide\n")
+    monkeypatch.setattr("scripts.docs.building.ROOT", tmp_path)
+    monkeypatch.setattr("scripts.docs.building.sources", lambda: {"page.md": page})
+    with pytest.raises(BuildError, match=re.escape(f"page.md: {link}")):
+        build(tmp_path / "build")
+    assert not (tmp_path / "build").exists()
 
 
 def test_warning_of_zensical_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
