@@ -1,5 +1,6 @@
 """The documentation site: it builds, its links lead somewhere, and it has every page, public name and setting."""
 
+import ast
 import inspect
 import posixpath
 import re
@@ -24,7 +25,8 @@ from perdure.integrations.prometheus import Prometheus
 from scripts.docs.building import BuildError, build
 from scripts.docs.navigation import NavigationError, navigation
 from scripts.docs.pages import DOCS, dead_links, for_site, sources
-from scripts.docs.reference import Reference
+from scripts.docs.reference import Directive, Reference
+from scripts.docs.signatures import items, parameters, settings
 from scripts.docs.staging import staged_pages
 from tests.dashboard.browser import Watched, browser
 from tests.docs.marks import ROOT
@@ -45,6 +47,17 @@ SETTINGS = (
     Prometheus,
 )
 MARKDOWN = [ROOT / "README.md", *sources().values(), *(ROOT / "examples").glob("*/README.md")]
+# Calls, reads and values: their parameters are in the reference, and are no settings.
+NO_SETTINGS = {
+    "perdure.wait_event",
+    "perdure.receive",
+    "perdure.send_event",
+    "perdure.codecs.Encoded",
+    "perdure.inspection.read_tree",
+    "perdure.testing.TestClock",
+    "perdure.testing.history_of",
+}
+_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?: seconds?)?")
 _VARIABLE = re.compile(r'"(PERDURE_[A-Z_]+|NO_COLOR|DATABASE_URL)"')
 WIDE_TABLES = """[...document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset__table, .md-typeset table")]
     .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.slice(0, 100))"""
@@ -252,6 +265,40 @@ def test_every_parameter_is_in_a_table_of_settings(owner: Any) -> None:
     named = [name for name in inspect.signature(owner).parameters if not name.startswith("_")]
     assert named
     assert [name for name in named if f"\n| `{name}`<br>" not in part] == []
+
+
+def _documented_defaults(entry: Directive) -> list[str]:
+    """Return the parameters of a class or function that have a default in its docstring."""
+    found = entry.definition
+    if not isinstance(found.node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    names = {each.name for each in parameters(found)}
+    return [name for name, text in items(found.doc).items() if name in names and "(default:" in text]
+
+
+def test_every_object_with_settings_has_a_table() -> None:
+    tables = {each.path for each in reference().directives if each.is_table}
+    entries = [each for each in reference().directives if not each.is_table and each.path not in tables]
+    assert {each.path for each in entries if _documented_defaults(each)} == NO_SETTINGS
+
+
+def test_numbers_in_tables_of_settings_are_the_defaults_of_the_code() -> None:
+    compared = 0
+    for table in reference().directives:
+        if table.is_table:
+            written = {each.name: each.default for each in parameters(table.definition)}
+            for row in settings(table.definition):
+                if _NUMBER.fullmatch(written[row.name]) and (stated := _NUMBER.fullmatch(row.default.strip("`"))):
+                    assert float(stated[1]) == float(written[row.name]), f"{table.path}({row.name}=)"
+                    compared += 1
+    assert compared > 10
+
+
+def test_every_option_of_pytest_is_in_the_table() -> None:
+    source = (ROOT / "src" / "pytest_perdure" / "__init__.py").read_text("utf-8")
+    options = re.findall(r'"(--[a-z-]+|perdure_database)"', source)
+    assert len(options) == 4
+    assert [each for each in options if f"`{each}" not in settings_page()] == []
 
 
 def test_every_environment_variable_is_in_the_table() -> None:
