@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache, partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from playwright.async_api import Browser, ViewportSize
 
-from perdure import App, Client, Relay, Retention, SyncClient
+from perdure import App, Client, HistoryEntry, Relay, Retention, RunInfo, StepInfo, SyncClient
 from perdure.dashboard import dashboard_app, serve_dashboard
 from perdure.http import http_app, serve
 from perdure.integrations.otel import OpenTelemetry, OpenTelemetryMetrics
@@ -292,6 +293,13 @@ def test_numbers_in_tables_of_settings_are_the_defaults_of_the_code() -> None:
                     assert float(stated[1]) == float(written[row.name]), f"{table.path}({row.name}=)"
                     compared += 1
     assert compared > 10
+
+
+@pytest.mark.parametrize("kind", [RunInfo, StepInfo, HistoryEntry], ids=lambda kind: kind.__name__)
+def test_fields_of_what_is_known_of_runs_are_on_the_page(kind: Any) -> None:
+    page = (DOCS / "howto" / "look-at-runs.md").read_text("utf-8")
+    (line,) = re.findall(rf"`{kind.__name__}`: (.*) \|", page)
+    assert re.findall(r"`(\w+)`", line) == [each.name for each in fields(kind)]
 
 
 def test_every_option_of_pytest_is_in_the_table() -> None:
