@@ -62,6 +62,9 @@ _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?: seconds?)?")
 _VARIABLE = re.compile(r'"(PERDURE_[A-Z_]+|NO_COLOR|DATABASE_URL)"')
 WIDE_TABLES = """[...document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset__table, .md-typeset table")]
     .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.slice(0, 100))"""
+CUT_SETTINGS = """[...document.querySelectorAll("td")]
+    .filter((each) => each.closest("table").querySelector("td:first-child br"))
+    .filter((each) => each.getBoundingClientRect().right > innerWidth).map((each) => each.textContent)"""
 # Of the theme, and of Markdown; and tables that scroll, which browsers let people focus.
 MINOR = ("landmark-unique", "empty-table-header", "scrollable-region-focusable")
 _INTERNAL = re.compile(r"PERDURE_(?:DEMO|DEV)_")  # between processes of one command
@@ -116,6 +119,7 @@ async def test_site_builds_its_links_resolve_and_a_browser_shows_its_pages_whole
         async with browser() as chromium:
             await _check_widths(chromium, url)
             await _check_search(chromium, url)
+            await _check_copying(chromium, url)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -157,6 +161,7 @@ async def _check_widths(chromium: Browser, url: str) -> None:
             await page.page.goto(url + address)
             assert not await page.is_too_wide(), address
             assert width == 375 or await page.page.evaluate(WIDE_TABLES) == [], address
+            assert await page.page.evaluate(CUT_SETTINGS) == [], address
         assert [each for each in await page.axe() if not each.startswith(MINOR)] == []
         assert page.problems == []
         await context.close()
@@ -174,6 +179,20 @@ async def _check_search(chromium: Browser, url: str) -> None:
         await found.first.wait_for()
         best = [await each.get_attribute("href") or "" for each in (await found.all())[: 1 if "#" in expected else 5]]
         assert any(expected in each for each in best), (text, best)
+    await context.close()
+
+
+async def _check_copying(chromium: Browser, url: str) -> None:
+    """The button of a terminal copies the commands without prompts and output, that of a program all of it."""
+    context = await chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = await context.new_page()
+    await page.goto(f"{url}/tutorial/02-first-workflow/")
+    for language, begin in (("console", "python place.py A-1"), ("python", "# shop.py\nfrom perdure import")):
+        await page.locator(f".language-{language} button").first.click()
+        copied = "async (begin) => (await navigator.clipboard.readText()).startsWith(begin)"
+        await page.wait_for_function(copied, arg=begin)
+        text = str(await page.evaluate("navigator.clipboard.readText()"))
+        assert language == "python" or text.strip() == begin
     await context.close()
 
 
