@@ -24,6 +24,7 @@ from perdure.http import http_app, serve
 from perdure.integrations.otel import OpenTelemetry, OpenTelemetryMetrics
 from perdure.integrations.prometheus import Prometheus
 from scripts.docs.building import BuildError, build
+from scripts.docs.definitions import PUBLIC
 from scripts.docs.navigation import NavigationError, navigation
 from scripts.docs.pages import DOCS, dead_links, for_site, sources
 from scripts.docs.reference import Directive, Reference
@@ -267,6 +268,15 @@ def test_page_without_a_section_is_an_error() -> None:
 def test_every_public_name_has_an_entry_with_a_docstring() -> None:
     assert reference().undocumented() == []
     assert reference().wrong_exclusions() == []
+
+
+def test_pages_import_only_public_modules() -> None:
+    texts = [file.read_text("utf-8") for file in MARKDOWN]
+    imported = {
+        name for text in texts for name in re.findall(r"^ *(?:from|import) (perdure[\w.]*)", text, re.MULTILINE)
+    }
+    assert len(imported) > 10
+    assert imported - {*PUBLIC} == {"perdure.testing.conformance.suite"}  # a page of its own describes it
 
 
 def test_name_without_an_entry_is_found() -> None:
