@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache, partial
+from html import unescape
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,7 +27,7 @@ from perdure.integrations.prometheus import Prometheus
 from scripts.docs.building import BuildError, build
 from scripts.docs.definitions import PUBLIC
 from scripts.docs.navigation import NavigationError, navigation
-from scripts.docs.pages import DOCS, dead_links, for_site, sources
+from scripts.docs.pages import DOCS, dead_links, for_site, sources, title
 from scripts.docs.reference import Directive, Reference
 from scripts.docs.signatures import items, parameters, settings
 from scripts.docs.staging import staged_pages
@@ -79,6 +80,7 @@ class Links(HTMLParser):
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.anchors = {""}
+        self.title = unescape(html.partition("<title>")[2].partition("</title>")[0])
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -116,6 +118,10 @@ async def test_site_builds_its_links_resolve_and_a_browser_shows_its_pages_whole
     ]
     assert dead == []
     assert [each for page in pages.values() for each in page.loaded if urlsplit(each).netloc] == []
+    titles = {name: title(text) for name, text in staged_pages().items()}
+    assert {name: pages[_address(name)].title for name in titles} == {
+        name: f"{text} - perdure" for name, text in titles.items()
+    }
     with served(site) as url:
         async with browser() as chromium:
             await _check_widths(chromium, url)
