@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from scripts.docs.definitions import SOURCE
-from scripts.docs.pages import DOCS, ROOT, TOP
+from scripts.docs.pages import DOCS, ROOT, TOP, dead_links, sources
 from scripts.docs.staging import stage
 
 FOLDER = ROOT / "build" / "docs"
@@ -17,11 +17,12 @@ _COLOR = re.compile(r"\x1b\[[\d;]*m")  # zensical colors each letter, also in a 
 
 
 class BuildError(Exception):
-    """The site cannot be built; the message has the output of zensical."""
+    """The site cannot be built; the message has the dead links, or the output of zensical."""
 
 
 def build(folder: Path = FOLDER) -> Path:
-    """Build the site in a folder, and return the folder with its pages. A warning of zensical is an error."""
+    """Build the site in a folder, and return the folder with its pages. Dead links and warnings of zensical fail it."""
+    _check_links()
     stage(folder)
     done = subprocess.run(
         [*_zensical("build"), "--strict", "--clean"],
@@ -35,6 +36,13 @@ def build(folder: Path = FOLDER) -> Path:
     if done.returncode != 0:
         raise BuildError(_COLOR.sub("", done.stdout))
     return folder / "site"
+
+
+def _check_links() -> None:
+    """Raise `BuildError` if a link leads nowhere. On the site, links to files that are no pages have another host."""
+    dead = [f"{file.relative_to(ROOT)}: {link}" for file in sources().values() for link in dead_links(file)]
+    if dead:
+        raise BuildError("these links lead nowhere, or are not written as [text](target):\n" + "\n".join(dead))
 
 
 def serve(address: str, folder: Path = FOLDER) -> int:

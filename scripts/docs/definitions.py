@@ -27,6 +27,7 @@ PUBLIC = (
     "perdure.storage",
     "perdure.testing",
     "perdure.testing.reference",
+    "perdure.testing.servers",
 )
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef

@@ -20,7 +20,8 @@ TOP["SECURITY.md"] = "security.md"
 
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)", re.DOTALL)
-_LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+_LINK = re.compile(r"""(?<=\]\()([^)\s]+)(?=(?: +"[^"]*")?\))""")
+_OTHER_LINK = re.compile(r"""^ {0,3}\[[^]]+\]: *(\S+)|(?:href|src)="([^"]+)\"""", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _OWN = re.compile(
     rf"(?:{re.escape(REPOSITORY)}/(?:blob|tree|raw)|https://raw\.githubusercontent\.com/perdure/perdure)/main/([^#]*)(#.*)?$"
@@ -53,14 +54,14 @@ def slug(heading: str, separator: str = "-") -> str:
 
 
 def dead_links(file: Path) -> list[str]:
-    """Return the links of a page that lead nowhere."""
+    """Return the links of a page that lead nowhere, and those in HTML or definitions, which the site does not adapt."""
     text = file.read_text("utf-8")
-    return [link for link in links(text) if not _leads_somewhere(file, text, link)]
-
-
-def links(text: str) -> list[str]:
-    """Return the links and images of a page, those in code excepted."""
-    return [link for part, is_code in _parts(text) if not is_code for link in _LINK.findall(part)]
+    prose = [part for part, is_code in _parts(text) if not is_code]
+    found = [link for part in prose for link in _LINK.findall(part)]
+    other = [first or second for part in prose for first, second in _OTHER_LINK.findall(part)]
+    return [link for link in found if not _leads_somewhere(file, text, link)] + [
+        link for link in other if not re.match(r"[a-z]+:", link)
+    ]
 
 
 def _leads_somewhere(file: Path, text: str, link: str) -> bool:

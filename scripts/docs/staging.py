@@ -19,13 +19,18 @@ def stage(folder: Path) -> None:
     """Write everything that the site is built from to a folder; files that have not changed are not touched."""
     pages = staged_pages()
     for name, text in pages.items():
-        _write(folder / "docs" / name, text.encode())
+        _write(folder / "docs" / name, (_front_matter(name, text) + text).encode())
     for file in DOCS.rglob("*"):
         if file.is_file() and file.suffix not in (".md", ".toml"):
             _write(folder / "docs" / file.relative_to(DOCS), file.read_bytes())
     _remove_others(folder / "docs", pages)
     sections = navigation((DOCS / "nav.toml").read_text("utf-8"), pages.keys())
     _write(folder / "zensical.toml", _configuration(sections, pages).encode())
+
+
+def _front_matter(name: str, text: str) -> str:
+    """Return the title of a page that has none in the navigation: browsers would show "Index"."""
+    return f"---\ntitle: {json.dumps(title(text))}\n---\n\n" if name.rpartition("/")[2] == "index.md" else ""
 
 
 def _configuration(sections: list[Section], pages: dict[str, str]) -> str:

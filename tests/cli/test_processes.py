@@ -142,6 +142,24 @@ async def test_bulk_change_asks_in_a_terminal(file: Database, tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (1, "cancel 1 run? [y/N] perdure: nothing was changed\n")
 
 
+@pytest.mark.parametrize(("url", "warnings"), [("sqlite:///other.db", 1), ("sqlite:///shop.db", 0)])
+async def test_worker_says_if_the_variable_names_another_database_than_its_app(
+    tmp_path: Path, url: str, warnings: int
+) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    worker = await begin(tmp_path, "worker", "shop:app", PERDURE_URL=url)
+    try:
+        assert worker.stderr is not None
+        lines = [await worker.stderr.readline()]
+        while b"started" not in lines[-1]:
+            lines.append(await asyncio.wait_for(worker.stderr.readline(), 60))
+        assert len([line for line in lines if line.startswith(b"perdure: PERDURE_URL differs from")]) == warnings
+        assert not (tmp_path / "other.db").exists()
+    finally:
+        worker.terminate()
+        await worker.communicate()
+
+
 @pytest.mark.parametrize("name", ["shop:app", "shop"])
 async def test_worker_executes_runs_until_a_signal(tmp_path: Path, name: str) -> None:
     (tmp_path / "shop.py").write_text(APP)

@@ -41,6 +41,46 @@ def _commands(page: Path) -> list[tuple[str, str]]:
     return [(found[1], found[2]) for line in lines if (found := re.match(r"(perdure|make|pip) (?!dev:)(.+)", line))]
 
 
+_ANY = re.compile(r"^( *(?:```+|~~~+)) *(\S*)[^\n]*\n(.*?)^ *(?:```+|~~~+)$", re.DOTALL | re.MULTILINE)
+_NAMED = re.compile(r"(?:#|--) \S+\.\w+\n")
+# The tests of these pages play their `console` blocks, and send the requests of `http` blocks.
+PLAYED = ("docs/tutorial/", "docs/errors/", "docs/cli.md", "docs/troubleshooting.md", "docs/deployment/migrations.md")
+# Files and URLs of other programs, a question to a person, and commands that install or serve something.
+NOT_EXECUTED = {
+    "docs/cli.md": ["$ perdure dev shop:app"],
+    "docs/errors/cli.declined.md": ["$ perdure cancel --filter 'workflow:order state:waiting'"],
+    "docs/howto/high-availability.md": [
+        "postgresql://app@db1:5432,db2:5432,db3:5432/app?target_session_attrs=read-write&connect_timeout=2&command_timeout=30",
+        "bootstrap:",
+        "mysql://app@db1:3306,db2:3306,db3:3306/app?connect_timeout=2&read_timeout=15",
+        "[mariadb]",
+        "#!/bin/sh",
+    ],
+    "docs/howto/http.md": ["uvicorn orders:api"],
+    "docs/tutorial/09-postgresql.md": [
+        "CREATE DATABASE shop;",
+        "docker run --rm -d -p 5432:5432 -e POSTGRES_DB=shop -e POSTGRES_HOST_AUTH_METHOD=trust postgres",
+    ],
+}
+
+
+def _not_executed(name: str, text: str) -> list[str]:
+    """Return the first lines of the blocks of a page that no test executes or reads."""
+    printed = {found[2] for found in _BLOCK.finditer(text)}
+    return [
+        block.partition("\n")[0]
+        for fence, language, block in _ANY.findall(text)
+        if fence != "```"
+        or not (
+            language == "python"
+            or (language == "text" and block in printed)
+            or (language in ("console", "http", "json") and name.startswith(PLAYED))
+            or (language in ("py", "toml", "yaml", "ini", "sql") and _NAMED.match(block))
+            or (not language and re.search(r"^(?:perdure|make|pip) (?!dev:)", block, re.MULTILINE))
+        )
+    ]
+
+
 PAGES_WITH_COMMANDS = [page for page in (*PAGES, ROOT / "CONTRIBUTING.md") if _commands(page)]
 PAGES_WITH_TESTS = [page for page in PAGES if "```python\n# test_" in page.read_text("utf-8") and page not in TUTORIAL]
 
@@ -94,6 +134,29 @@ def test_commands_that_no_test_executes_exist(page: Path) -> None:
         else:
             named = [each for found in re.findall(r"\[(.+)\]", arguments[-1]) for each in found.split(",")]
             assert set(named) <= set(extras), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_is_executed(page: Path) -> None:
+    name = page.relative_to(ROOT).as_posix()
+    assert _not_executed(name, page.read_text("utf-8")) == NOT_EXECUTED.get(name, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("docs/guide.md", "```console\n$ perdure runs\n```"),
+        ("docs/guide.md", "```\n$ perdure runs\n```"),
+        ("docs/guide.md", "```bash\nperdure runs\n```"),
+        ("docs/guide.md", "~~~text\nreceipt\n~~~"),
+        ("docs/guide.md", "~~~python\nprint(1)\n~~~"),
+        ("docs/guide.md", "- item\n\n  ```python\n  print(1)\n  ```"),
+        ("docs/guide.md", "- item\n\n  ```toml\n  [tool.perdure]\n  ```"),
+        ("docs/guide.md", "```python\nprint(1)\n```\n\nIt is:\n\n```text\n1\n```"),
+    ],
+)
+def test_block_that_no_test_executes_is_found(name: str, block: str) -> None:
+    assert len(_not_executed(name, f"# Title\n\n{block}\n")) == 1
 
 
 def _write_files(page: Path, folder: Path) -> list[str]:

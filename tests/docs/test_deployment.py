@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,12 +15,13 @@ import asyncpg
 import pytest
 import yaml
 
-from perdure import App, activity, publish, receive, send_event, sleep, subscribe, wait_event, workflow
+from perdure import App, activity, connection, publish, receive, send_event, sleep, subscribe, wait_event, workflow
 from perdure.errors import SchemaError, StorageError
 from perdure.testing.servers import PgBouncer, PostgresServer
 from tests.cli.programs import program
 from tests.docs.console import File, Session, parts
 from tests.docs.marks import ROOT
+from tests.engine.waiting import until
 from tests.support.databases import connect_mysql, fetch_mysql
 
 DEPLOYMENT = ROOT / "docs" / "deployment"
@@ -150,6 +151,64 @@ async def test_statement_mode_of_pgbouncer_is_refused(fresh_postgres_db: str, po
         url = urlsplit(pooler.url)._replace(path=urlsplit(fresh_postgres_db).path).geturl()
         with pytest.raises(Exception, match=r"(?i)transaction|statement"):
             await execute(url)
+
+
+@activity(transactional=True)
+async def deployed_hold() -> None:
+    connection()
+    await released.wait()
+
+
+@workflow
+async def deployed_holder() -> None:
+    await deployed_hold()
+
+
+released = asyncio.Event()
+
+
+async def test_worker_on_postgresql_opens_two_connections_besides_its_pool(fresh_postgres_db: str) -> None:
+    session = await asyncpg.connect(urlsplit(fresh_postgres_db)._replace(path="/postgres").geturl())
+    name = urlsplit(fresh_postgres_db).path[1:]
+    try:
+        await check_connections(
+            fresh_postgres_db,
+            lambda: session.fetchval("SELECT count(*) FROM pg_stat_activity WHERE datname = $1", name),
+            2,
+        )
+    finally:
+        await session.close()
+
+
+async def test_worker_on_mysql_opens_one_connection_besides_its_pool(fresh_mysql_db: str, mysql_url: str) -> None:
+    statement = f"SELECT count(*) FROM information_schema.processlist WHERE db = '{urlsplit(fresh_mysql_db).path[1:]}'"
+
+    async def count() -> int:
+        ((number,),) = await fetch_mysql(session, statement)
+        return int(number)
+
+    async with connect_mysql(mysql_url) as session:
+        await check_connections(fresh_mysql_db, count, 1)
+
+
+async def check_connections(url: str, count: Callable[[], Awaitable[int]], more: int) -> None:
+    """Occupy a pool of two connections, and check how many the worker has in all."""
+
+    async def has(number: int) -> bool:
+        return await count() >= number
+
+    released.clear()
+    async with App(f"{url}?pool_size=2", workflows=[deployed_holder]) as app:
+        await until(lambda: has(1 + more))  # one of the pool, and all others
+        runs = [await deployed_holder.start() for _ in range(2)]
+        try:
+            await until(lambda: has(2 + more))
+        finally:
+            released.set()
+        for run in runs:
+            await run.result(timeout=60)
+        assert (await app.health()).ok
+        assert not await has(3 + more)
 
 
 def test_manifests_are_valid_and_name_real_commands_and_paths() -> None:

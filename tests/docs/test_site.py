@@ -1,11 +1,14 @@
 """The documentation site: it builds, its links lead somewhere, and it has every page, public name and setting."""
 
+import ast
 import inspect
 import posixpath
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache, partial
+from html import unescape
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,15 +19,17 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from playwright.async_api import Browser, ViewportSize
 
-from perdure import App, Client, Relay, Retention, SyncClient
+from perdure import App, Client, HistoryEntry, Relay, Retention, RunInfo, StepInfo, SyncClient
 from perdure.dashboard import dashboard_app, serve_dashboard
 from perdure.http import http_app, serve
 from perdure.integrations.otel import OpenTelemetry, OpenTelemetryMetrics
 from perdure.integrations.prometheus import Prometheus
 from scripts.docs.building import BuildError, build
+from scripts.docs.definitions import PUBLIC
 from scripts.docs.navigation import NavigationError, navigation
-from scripts.docs.pages import DOCS, dead_links, for_site, sources
-from scripts.docs.reference import Reference
+from scripts.docs.pages import DOCS, dead_links, for_site, sources, title
+from scripts.docs.reference import Directive, Reference
+from scripts.docs.signatures import items, parameters, settings
 from scripts.docs.staging import staged_pages
 from tests.dashboard.browser import Watched, browser
 from tests.docs.marks import ROOT
@@ -45,9 +50,23 @@ SETTINGS = (
     Prometheus,
 )
 MARKDOWN = [ROOT / "README.md", *sources().values(), *(ROOT / "examples").glob("*/README.md")]
+# Calls, reads and values: their parameters are in the reference, and are no settings.
+NO_SETTINGS = {
+    "perdure.wait_event",
+    "perdure.receive",
+    "perdure.send_event",
+    "perdure.codecs.Encoded",
+    "perdure.inspection.read_tree",
+    "perdure.testing.TestClock",
+    "perdure.testing.history_of",
+}
+_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?: seconds?)?")
 _VARIABLE = re.compile(r'"(PERDURE_[A-Z_]+|NO_COLOR|DATABASE_URL)"')
 WIDE_TABLES = """[...document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset__table, .md-typeset table")]
     .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.slice(0, 100))"""
+CUT_SETTINGS = """[...document.querySelectorAll("td")]
+    .filter((each) => each.closest("table").querySelector("td:first-child br"))
+    .filter((each) => each.getBoundingClientRect().right > innerWidth).map((each) => each.textContent)"""
 # Of the theme, and of Markdown; and tables that scroll, which browsers let people focus.
 MINOR = ("landmark-unique", "empty-table-header", "scrollable-region-focusable")
 _INTERNAL = re.compile(r"PERDURE_(?:DEMO|DEV)_")  # between processes of one command
@@ -61,6 +80,7 @@ class Links(HTMLParser):
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.anchors = {""}
+        self.title = unescape(html.partition("<title>")[2].partition("</title>")[0])
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -98,10 +118,15 @@ async def test_site_builds_its_links_resolve_and_a_browser_shows_its_pages_whole
     ]
     assert dead == []
     assert [each for page in pages.values() for each in page.loaded if urlsplit(each).netloc] == []
+    titles = {name: title(text) for name, text in staged_pages().items()}
+    assert {name: pages[_address(name)].title for name in titles} == {
+        name: f"{text} - perdure" for name, text in titles.items()
+    }
     with served(site) as url:
         async with browser() as chromium:
             await _check_widths(chromium, url)
             await _check_search(chromium, url)
+            await _check_copying(chromium, url)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -143,6 +168,7 @@ async def _check_widths(chromium: Browser, url: str) -> None:
             await page.page.goto(url + address)
             assert not await page.is_too_wide(), address
             assert width == 375 or await page.page.evaluate(WIDE_TABLES) == [], address
+            assert await page.page.evaluate(CUT_SETTINGS) == [], address
         assert [each for each in await page.axe() if not each.startswith(MINOR)] == []
         assert page.problems == []
         await context.close()
@@ -160,6 +186,20 @@ async def _check_search(chromium: Browser, url: str) -> None:
         await found.first.wait_for()
         best = [await each.get_attribute("href") or "" for each in (await found.all())[: 1 if "#" in expected else 5]]
         assert any(expected in each for each in best), (text, best)
+    await context.close()
+
+
+async def _check_copying(chromium: Browser, url: str) -> None:
+    """The button of a terminal copies the commands without prompts and output, that of a program all of it."""
+    context = await chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = await context.new_page()
+    await page.goto(f"{url}/tutorial/02-first-workflow/")
+    for language, begin in (("console", "python place.py A-1"), ("python", "# shop.py\nfrom perdure import")):
+        await page.locator(f".language-{language} button").first.click()
+        copied = "async (begin) => (await navigator.clipboard.readText()).startsWith(begin)"
+        await page.wait_for_function(copied, arg=begin)
+        text = str(await page.evaluate("navigator.clipboard.readText()"))
+        assert language == "python" or text.strip() == begin
     await context.close()
 
 
@@ -188,10 +228,24 @@ def test_links_of_a_file_lead_somewhere(file: Path) -> None:
 def test_dead_links_and_anchors_are_found(tmp_path: Path) -> None:
     own = "https://github.com/perdure/perdure/blob/main"
     dead = ["nothing.md", "#nowhere", "page.md#nowhere", f"{own}/nothing.md", f"{own}/README.md#nowhere"]
-    alive = ["page.md", "#here", "page.md#here", f"{own}/README.md#install", "https://example.com"]
+    alive = ["page.md", "#here", "page.md#here", f"{own}/README.md#install", "https://example.com", 'page.md "title"']
+    titled = ['titled.md "title"', 'image.png "title"']
     page = tmp_path / "page.md"
-    page.write_text("# Here\n\n" + " ".join(f"[x]({link})" for link in [*dead, *alive]) + " `[x](code.md)`\n")
-    assert dead_links(page) == dead
+    links = " ".join(f"[x]({link})" for link in [*dead, *alive, *titled])
+    page.write_text(f'# Here\n\n{links} `[x](code.md)` `<a href="code/">`\n\n<img src="i.png">\n\n[x]: page.md\n')
+    assert dead_links(page) == [*dead, "titled.md", "image.png", "i.png", "page.md"]
+
+
+@pytest.mark.parametrize("link", ["nothing.md", "nothing.png", "../src/nothing.py", "guide.md#nowhere"])
+def test_dead_link_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Here\n\n[x]({link})\n")
+    (tmp_path / "guide.md").write_text("# Guide\n")
+    monkeypatch.setattr("scripts.docs.building.ROOT", tmp_path)
+    monkeypatch.setattr("scripts.docs.building.sources", lambda: {"page.md": page})
+    with pytest.raises(BuildError, match=re.escape(f"page.md: {link}")):
+        build(tmp_path / "build")
+    assert not (tmp_path / "build").exists()
 
 
 def test_warning_of_zensical_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +276,15 @@ def test_every_public_name_has_an_entry_with_a_docstring() -> None:
     assert reference().wrong_exclusions() == []
 
 
+def test_pages_import_only_public_modules() -> None:
+    texts = [file.read_text("utf-8") for file in MARKDOWN]
+    imported = {
+        name for text in texts for name in re.findall(r"^ *(?:from|import) (perdure[\w.]*)", text, re.MULTILINE)
+    }
+    assert len(imported) > 10
+    assert imported - {*PUBLIC} == {"perdure.testing.conformance.suite"}  # a page of its own describes it
+
+
 def test_name_without_an_entry_is_found() -> None:
     assert "perdure.App has no line `::: perdure.App` in docs/reference" in Reference({}).undocumented()
 
@@ -238,6 +301,47 @@ def test_every_parameter_is_in_a_table_of_settings(owner: Any) -> None:
     named = [name for name in inspect.signature(owner).parameters if not name.startswith("_")]
     assert named
     assert [name for name in named if f"\n| `{name}`<br>" not in part] == []
+
+
+def _documented_defaults(entry: Directive) -> list[str]:
+    """Return the parameters of a class or function that have a default in its docstring."""
+    found = entry.definition
+    if not isinstance(found.node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    names = {each.name for each in parameters(found)}
+    return [name for name, text in items(found.doc).items() if name in names and "(default:" in text]
+
+
+def test_every_object_with_settings_has_a_table() -> None:
+    tables = {each.path for each in reference().directives if each.is_table}
+    entries = [each for each in reference().directives if not each.is_table and each.path not in tables]
+    assert {each.path for each in entries if _documented_defaults(each)} == NO_SETTINGS
+
+
+def test_numbers_in_tables_of_settings_are_the_defaults_of_the_code() -> None:
+    compared = 0
+    for table in reference().directives:
+        if table.is_table:
+            written = {each.name: each.default for each in parameters(table.definition)}
+            for row in settings(table.definition):
+                if _NUMBER.fullmatch(written[row.name]) and (stated := _NUMBER.fullmatch(row.default.strip("`"))):
+                    assert float(stated[1]) == float(written[row.name]), f"{table.path}({row.name}=)"
+                    compared += 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize("kind", [RunInfo, StepInfo, HistoryEntry], ids=lambda kind: kind.__name__)
+def test_fields_of_what_is_known_of_runs_are_on_the_page(kind: Any) -> None:
+    page = (DOCS / "howto" / "look-at-runs.md").read_text("utf-8")
+    (line,) = re.findall(rf"`{kind.__name__}`: (.*) \|", page)
+    assert re.findall(r"`(\w+)`", line) == [each.name for each in fields(kind)]
+
+
+def test_every_option_of_pytest_is_in_the_table() -> None:
+    source = (ROOT / "src" / "pytest_perdure" / "__init__.py").read_text("utf-8")
+    options = re.findall(r'"(--[a-z-]+|perdure_database)"', source)
+    assert len(options) == 4
+    assert [each for each in options if f"`{each}" not in settings_page()] == []
 
 
 def test_every_environment_variable_is_in_the_table() -> None:

@@ -31,10 +31,12 @@ class BrokerMessage:
 class ToEvent:
     """Store a message as an event, as `send_event()` does.
 
-    - `type`, `data`, `subject`: of the event.
+    - `type`: the type of the event.
+    - `data`: its data, as for `send_event()`.
     - `id`, `source`: an event is stored once for each pair (default: those of the message).
+    - `subject`: the subject of the event (default: none).
     - `to`: the id of the only run that receives it (default: all that wait for the type).
-    - `headers`: of the event (default: the trace in the headers of the message, if there is one).
+    - `headers`: the headers of the event (default: the trace in the headers of the message, if there is one).
     """
 
     type: str
@@ -50,10 +52,13 @@ class ToEvent:
 class ToChannel:
     """Store a message on a channel, as `publish()` and `send_to()` do.
 
-    - `channel`, `data`, `metadata`: of the channel message.
+    - `channel`: the channel.
+    - `data`: the data of the channel message, as for `publish()`.
+    - `metadata`: its metadata (default: none).
     - `id`, `source`: a message is stored once for each pair (default: those of the broker's message).
     - `to`: the id of the only run that receives it (default: all subscribers).
-    - `headers`: of the channel message (default: the trace in the headers of the broker's message, if there is one).
+    - `headers`: the headers of the channel message (default: the trace in the headers of the broker's message, if there
+      is one).
     """
 
     channel: str

@@ -12,7 +12,8 @@ from perdure.errors import ConfigurationError
 from perdure.http.auth import is_loopback
 from perdure.http.server import serve_application
 
-HOST, PORT = "127.0.0.1", 8001
+HOST = "127.0.0.1"
+PORT = 8001
 
 
 async def serve_dashboard(
@@ -30,9 +31,10 @@ async def serve_dashboard(
     """Serve the dashboard of an App or Client until SIGTERM or SIGINT.
 
     - `client`: an App or Client, which is opened and closed unless it is open.
-    - `host`, `port`: the address to listen on (default: 127.0.0.1, 8001). One that other machines can reach needs
-      `token=` or `access=`.
-    - `token`, `access`, `redact`, `audit`, `audit_retention`, `title`: see `dashboard_app()`.
+    - `host`: the address to listen on (default: 127.0.0.1). One that other machines can reach needs `token=` or
+      `access=`.
+    - `port`: the port to listen on (default: 8001).
+    - `token`, `access`, `redact`, `audit`, `audit_retention`, `title`: see `dashboard_app()` (default: as there).
 
     Raises `ConfigurationError` for an address that needs a token or cannot be used, and `EngineError` if a background
     task keeps failing.

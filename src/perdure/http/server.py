@@ -20,7 +20,8 @@ from perdure.model.durations import Duration
 
 log = logging.getLogger("perdure.http")
 
-HOST, PORT = "127.0.0.1", 8000
+HOST = "127.0.0.1"
+PORT = 8000
 PORT_MAX = 65535
 STOP_SEC = 10  # how long requests may take when the server stops
 BACKLOG = 2048
@@ -41,9 +42,10 @@ async def serve(
     """Serve the HTTP API of an App or Client until SIGTERM or SIGINT, then answer open requests and close it.
 
     - `client`: an App or Client, which is opened and closed unless it is open.
-    - `host`, `port`: the address to listen on (default: 127.0.0.1, 8000). One that other machines can reach needs
-      `token=` or `auth=`.
-    - `token`, `auth`, `webhook_keys`, `max_body`, `max_wait`, `metrics`: see `http_app()`.
+    - `host`: the address to listen on (default: 127.0.0.1). One that other machines can reach needs `token=` or
+      `auth=`.
+    - `port`: the port to listen on (default: 8000).
+    - `token`, `auth`, `webhook_keys`, `max_body`, `max_wait`, `metrics`: see `http_app()` (default: as there).
 
     While the server stops, requests that wait for runs are answered at once, and others may take ten seconds. A second
     signal also ends the draining of the worker. Raises `ConfigurationError` for an address that needs a token or cannot

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["MySQLServer", "PgBouncer", "PostgresServer", "Server", "ServerError", "memory_folder"]
+__all__ = ["MySQLServer", "PgBouncer", "PostgresServer", "Server", "ServerError"]
 
 Settings = Mapping[str, object] | None
 
@@ -55,7 +55,11 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """Manage one server process and its data: the life cycle that the three kinds share."""
+    """Manage one server process and its data: the life cycle that the three kinds share.
+
+    Servers are fast, and a power cut loses their data, unless `durable=True`. As a context manager, a server starts at
+    the beginning of the block and stops at its end.
+    """
 
     _accounts: ClassVar[Sequence[str]]  # the accounts to run it under if we are root, which the servers reject
     _stop_signal: ClassVar[signal.Signals]
@@ -71,6 +75,7 @@ class Server:
 
     @property
     def url(self) -> str:
+        """The URL of the running server, for an App, a Client or a driver."""
         raise NotImplementedError
 
     @property

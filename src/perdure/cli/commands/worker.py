@@ -1,5 +1,7 @@
 """`perdure worker`."""
 
+import os
+import sys
 from importlib import import_module
 from typing import Annotated
 
@@ -9,8 +11,11 @@ from perdure.cli.apps import load_app
 from perdure.cli.exits import UsageError
 from perdure.cli.logs import LogLevel, level_of, start_logging
 from perdure.cli.options import COMMON, Common
-from perdure.cli.settings import app_name
+from perdure.cli.settings import app_name, plain_url
+from perdure.database.secret import Secret
 from perdure.engine.api.app import App
+
+VARIABLE = "PERDURE_URL"
 
 AppName = Annotated[
     str | None, Parameter(help="module:app, or a module without an App (default: app in [tool.perdure]).")
@@ -55,4 +60,12 @@ def _check_database(app: App, common: Common) -> None:
         raise UsageError(
             "--database differs from the database of the App, which decides: change App(…), or name the module only if "
             "it has no App"
+        )
+    configured = os.environ.get(VARIABLE)
+    if configured and app.url and plain_url(Secret(configured)) != str(app.url):
+        print(
+            f"perdure: {VARIABLE} differs from the database of the App, which decides: write "
+            f'App(os.environ["{VARIABLE}"]), or unset the variable',
+            file=sys.stderr,
+            flush=True,
         )

@@ -76,6 +76,7 @@ async def crash_everywhere(
     The result, the steps, the compensations, the messages, the idempotency keys of the activities' calls and `effects`
     must be the same as without a crash, and no lease, timer, wait or subscription may be left behind.
 
+    - `scenario`: the async function.
     - `effects`: a function that returns what code has done outside the database, such as the mails that were sent
       (default: none). It may be async. An activity may be called again with the same idempotency key after a crash, so
       note its effects by their key.
@@ -87,7 +88,8 @@ async def crash_everywhere(
     - `uncompensated`: activities that leave nothing to undo. A failed run that compensates one of its steps must
       compensate all others, too (default: none).
     - `restarts`: also crash the process of the scenario, which is then executed again (default: True).
-    - `limit`, `seed`: with more crash points than `limit` (default: 1000), play a sample, spread over the scenario.
+    - `limit`: with more crash points than this, play a sample, spread over the scenario (default: 1000).
+    - `seed`: chooses the sample (default: 0).
     - `point`: play only this crash point, given by the id that a failure shows (default: all).
     - `progress`: show a line of progress on stderr (default: if it is a terminal).
 
