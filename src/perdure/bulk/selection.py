@@ -3,8 +3,12 @@
 The runs are read a moment after the confirmation, and after a crash perhaps much later. So a selection has the time of
 the confirmation, and leaves out what has happened since: runs that were started later and, of actions on ended runs,
 runs that ended later. Neither was there to be confirmed.
+
+A run that was retried stays failed or cancelled, beside the run that replaced it. `retry` leaves it out, because its
+work would be done twice: of the attempts at one run only the last is retried.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -18,6 +22,7 @@ from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
 NAME = "perdure.bulk"
 PAGE = 500
 RUNS_MAX = 100_000  # runs that one action changes: their ids are in the history of its run
+EXACT_MAX = 2_000  # runs of which `count` looks whether they have been retried, unless the caller has more time
 
 Action = Literal["cancel", "retry", "delete"]
 
@@ -28,6 +33,7 @@ STATUSES: dict[Action, frozenset[WorkflowStatus]] = {
 }
 
 _INSTANT = timedelta(microseconds=1)
+_ATTEMPT = re.compile(r"(.*)~r([0-9]+)\Z", re.DOTALL)  # the id of a run that a retry has started
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +84,12 @@ async def read_page(
 ) -> tuple[list[str], str | None]:
     """Return the ids of a page of the runs that an action applies to, and the token of the next page.
 
-    Runs of `perdure.bulk` are left out unless the selection names this workflow: an action does not cancel itself, and
+    `retry` leaves out runs that have been retried; those that a selection names by their ids are skipped later. Runs of `perdure.bulk` are left out unless the selection names this workflow: an action does not cancel itself, and
     the runs of earlier actions are the record of what was done.
     """
     if selection.ids is not None:
         return selection.ids, None
-    if selection.stuck:
+    if selection.stuck:  # none of them has failed, so `retry` applies to none
         return await _stuck_page(client, action, selection, token, limit)
     options = _options(action, selection)
     if not options.statuses:
@@ -95,7 +101,21 @@ async def read_page(
         for row in page.instances
         if _is_meant(selection, row.workflow_name) and _was_there(selection, row.status, row.updated_at)
     ]
-    return found, page.next_page_token
+    return await without_retried(client, found) if action == "retry" else found, page.next_page_token
+
+
+async def without_retried(client: Client, ids: list[str]) -> list[str]:
+    """Return the runs for which no further attempt exists."""
+    following = {id: _next_attempt(id) for id in ids}
+    rows = await storage_of(client).get_instances(list(following.values()))
+    started = {row.instance_id for row in rows if row is not None}
+    return [id for id in ids if following[id] not in started]
+
+
+def _next_attempt(id: str) -> str:
+    """Return the id that a retry gives to the run that replaces this one."""
+    match = _ATTEMPT.match(id)
+    return f"{id}~r1" if match is None else f"{match[1]}~r{int(match[2]) + 1}"
 
 
 async def _stuck_page(
@@ -107,8 +127,11 @@ async def _stuck_page(
     return found, page.next_token
 
 
-async def count(client: Client, action: Action, selection: Selection) -> int:
-    """Return to how many runs an action applies, counted up to `selection.most`."""
+async def count(client: Client, action: Action, selection: Selection, *, exact_max: int = EXACT_MAX) -> int:
+    """Return to how many runs an action applies, counted up to `selection.most`.
+
+    Of `retry`, runs that have been retried are left out if the others and they are at most `exact_max` together.
+    """
     most = selection.most
     if selection.ids is not None:
         return min(len(selection.ids), most)
@@ -118,6 +141,8 @@ async def count(client: Client, action: Action, selection: Selection) -> int:
     if not options.statuses:
         return 0
     found = await storage.count_instances(options, limit=most)
+    if action == "retry" and 0 < found <= exact_max:
+        return len(await sample(client, action, selection, most))
     if options.workflow_name is not None or found == most:
         return found
     return found - await storage.count_instances(replace(options, workflow_name=NAME), limit=most)

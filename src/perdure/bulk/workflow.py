@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perdure.bulk.selection import NAME, Action, Selection, read_page
+from perdure.bulk.selection import NAME, Action, Selection, read_page, without_retried
 from perdure.engine.api import current
 from perdure.engine.api.activity import activity
 from perdure.engine.api.calls import set_state
@@ -58,8 +58,8 @@ class Progress:
     """How far an action is; the state of its run, and in the end its result.
 
     - `found`: how many runs it was confirmed for; None while they are being read.
-    - `done`, `skipped`, `failed`: how many runs were changed, had changed by themselves so that the action no longer
-      applied, and could not be changed.
+    - `done`, `skipped`, `failed`: how many runs were changed, had changed meanwhile so that the action no longer applied
+      (they have ended, or have been retried), and could not be changed.
     - `reasons`: why, by id, for at most 100 of the runs that could not be changed.
     """
 
@@ -123,9 +123,10 @@ async def select(action: Action, selection: Selection, token: str | None, most: 
 async def change(action: Action, ids: list[str], reason: str) -> Changed:
     """Cancel or retry a batch of runs, in one transaction."""
     client = _client()
-    done = skipped = 0
+    meant = ids if action == "cancel" else await without_retried(client, ids)  # another action may have been faster
+    done, skipped = 0, len(ids) - len(meant)
     failed: dict[str, str] = {}
-    for id in sorted(ids):  # the order in which all transactions lock runs
+    for id in sorted(meant):  # the order in which all transactions lock runs
         try:
             async with storage_of(client).transaction():  # a savepoint: what fails leaves no trace
                 if action == "cancel":

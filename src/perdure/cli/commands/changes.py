@@ -105,7 +105,7 @@ async def _change_all(client: Client, options: Bulk, common: Common, action: Act
     selection = Selection.of(wanted, await storage_of(client).now())
     with exits.usage_errors():
         wanted.query(client)  # which rejects filters that cannot be combined
-        found = await count(client, action, selection)
+        found = await count(client, action, selection, exact_max=RUNS_MAX)
     progress, run = Progress(action, found, done=found if options.dry_run else 0), None
     if found and not options.dry_run:
         _confirm(
