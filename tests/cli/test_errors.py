@@ -6,7 +6,9 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from secrets import token_hex
 
+import asyncpg
 import pytest
 
 from perdure.cli.exits import problem_of
@@ -17,6 +19,7 @@ from perdure.errors import DatabaseUnavailableError
 from perdure.storage.migrations.files import up_statements
 from perdure.storage.stores import open_storage
 from tests.cli.programs import COMMAND, Cli, environment
+from tests.conftest import BackendDatabase
 from tests.support.storages import Database
 
 PASSWORD = "s3cr3t-passw0rd"
@@ -37,6 +40,13 @@ PASSWORD = "s3cr3t-passw0rd"
         (["runs", "input.a-b:1", "state:failed"], 2, "is no filter"),
         (["runs", "--where", "[]"], 2, "--where must be a JSON object"),
         (["runs", "state:failed", "--status", "failed"], 2, "say the same"),
+        (["runs", "--status", "bogus"], 2, '"waiting_for_message", "waiting"'),
+        (["runs", "--fields", "id,"], 2, "--fields has an empty name"),
+        (["start", "x", "--at", "2026-11-01", "--after", "1h"], 2, "--at and --after exclude each other"),
+        (["start", "x", "--timeout", "0s"], 2, "--timeout must be above 0, not '0s'"),
+        (["cleanup", "--finished", "0d"], 2, "--finished must be above 0, not '0d'"),
+        (["init", "/dev/null/shop"], 1, "/dev/null/shop cannot be used: Not a directory"),
+        (["history", "sample", "/dev/null/shop"], 1, "/dev/null/shop cannot be used: Not a directory"),
         (["runs", "--every", "0", "--watch"], 2, "--every must be at least"),
         (["runs", "-o", "xml"], 2, "xml"),
         (["show"], 2, "requires an argument"),
@@ -227,6 +237,21 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setitem(sys.modules, "cyclopts", None)
     assert run(["runs"]) == 1
     assert capsys.readouterr().err == ('perdure: the command line needs further packages: pip install "perdure[cli]"\n')
+
+
+async def test_role_without_rights_is_no_unexpected_error(backend_database: BackendDatabase, cli: Cli) -> None:
+    role = f"no_rights_{token_hex(4)}"
+    async with backend_database("postgresql") as database:
+        owner = await asyncpg.connect(database.url)
+        try:
+            await owner.execute(f"CREATE ROLE {role} LOGIN")
+            url = re.sub(r"//[^/@]*@", f"//{role}@", database.url)
+            problem = (await cli("runs", "-d", url, "-o", "json", code=1)).problem
+        finally:
+            await owner.execute(f"DROP ROLE {role}")
+            await owner.close()
+    assert problem["code"] == "storage"
+    assert "permission denied" in problem["detail"]
 
 
 async def test_unexpected_error_shows_its_traceback_with_debug_only(

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure.cli.commands.runs import COLUMNS as RUN_COLUMNS
+from perdure.cli.commands.runs import doing_text
 from perdure.cli.exits import UsageError
-from perdure.cli.options import Common
+from perdure.cli.options import Common, TimeKind
 from perdure.cli.output import Column, Output
 from perdure.cli.watching import fitted
 from perdure.inspection.documents import plain, stamp
@@ -166,3 +167,20 @@ def test_values_without_json_form_are_described() -> None:
 def test_unknown_field_is_refused() -> None:
     with pytest.raises(UsageError, match="--fields has no colour: known are id, text, more, n"):
         printed(io.StringIO(), Common(fields="id,colour")).listing("rows", ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "time", "shown"),
+    [
+        ("start", "utc", "start at 2026-11-18 12:00:00Z"),
+        ("timer", "relative", "timer in 2 h"),
+        ("retry", "utc", "retry paid at 2026-11-18 12:00:00Z"),
+        ("event", "utc", "event paid until 2026-11-18 12:00:00Z"),
+        ("event", "relative", "event paid, timeout in 2 h"),
+    ],
+)
+def test_wait_is_told_in_words(kind: str, time: TimeKind, shown: str) -> None:
+    output = printed(io.StringIO(), Common(time=time))
+    output.now = datetime(2026, 11, 18, 10, tzinfo=UTC)
+    wait = {"kind": kind, "name": "1:timer" if kind == "timer" else "paid", "until": "2026-11-18T12:00:00Z"}
+    assert doing_text(output, {**RUN, "waiting_for": [wait]}) == shown

@@ -84,8 +84,9 @@ async def read_page(
 ) -> tuple[list[str], str | None]:
     """Return the ids of a page of the runs that an action applies to, and the token of the next page.
 
-    `retry` leaves out runs that have been retried; those that a selection names by their ids are skipped later. Runs of `perdure.bulk` are left out unless the selection names this workflow: an action does not cancel itself, and
-    the runs of earlier actions are the record of what was done.
+    `retry` leaves out runs that have been retried; those that a selection names by their ids are skipped later. Runs of
+    `perdure.bulk` are left out unless the selection names this workflow: an action does not cancel itself, and the runs
+    of earlier actions are the record of what was done.
     """
     if selection.ids is not None:
         return selection.ids, None

@@ -58,8 +58,8 @@ class Progress:
     """How far an action is; the state of its run, and in the end its result.
 
     - `found`: how many runs it was confirmed for; None while they are being read.
-    - `done`, `skipped`, `failed`: how many runs were changed, had changed meanwhile so that the action no longer applied
-      (they have ended, or have been retried), and could not be changed.
+    - `done`, `skipped`, `failed`: how many runs were changed, had changed meanwhile so that the action no longer
+      applied (they have ended, or have been retried), and could not be changed.
     - `reasons`: why, by id, for at most 100 of the runs that could not be changed.
     """
 

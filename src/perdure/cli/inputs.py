@@ -41,15 +41,18 @@ def _read(given: str, what: str) -> str:
         raise UsageError(f"{what}: {given[1:]} cannot be read: {error}") from error
 
 
-def duration(given: str | None, what: str) -> timedelta | None:
-    """Return a duration: seconds, or a number with a unit, such as `30m`, `1h` or `7d`."""
+def duration(given: str | None, what: str, *, may_be_zero: bool = False) -> timedelta | None:
+    """Return a duration, by default above 0: seconds, or a number with a unit, such as `30m`, `1h` or `7d`."""
     if given is None:
         return None
     try:
-        found = parse_age(given)
-        return timedelta(seconds=float(given)) if found is None else found
+        age = parse_age(given)
+        found = timedelta(seconds=float(given)) if age is None else age
     except (FilterError, ValueError, OverflowError):
         raise UsageError(f"{what} must be a duration such as 30s, 15m, 1h or 7d, not {given!r}") from None
+    if found < timedelta(0) or (not found and not may_be_zero):
+        raise UsageError(f"{what} must be above 0, not {given!r}")
+    return found
 
 
 def point_in_time(given: str | None, what: str) -> datetime | None:

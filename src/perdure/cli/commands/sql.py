@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from datetime import datetime
 from decimal import Decimal
+from math import isfinite
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -145,9 +146,11 @@ def _unique(names: list[str]) -> list[str]:
 
 def _plain(value: object) -> object:
     match value:
+        case float() if not isfinite(value):  # which JSON has no form for
+            return str(value)
         case None | bool() | int() | float() | str():
             return value
-        case Decimal():
+        case Decimal() if value.is_finite():
             return int(value) if value == int(value) else float(value)
         case bytes():
             return _text(value)
