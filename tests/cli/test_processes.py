@@ -187,6 +187,8 @@ async def test_bulk_change_asks_in_a_terminal(file: Database, tmp_path: Path) ->
         os.close(leader)
         os.close(follower)
     assert (done.returncode, done.stderr) == (1, "cancel 1 run? [y/N] perdure: nothing was changed\n")
+    asked = ("cancel", "--filter", "workflow:cli.order", "--database", file.url)
+    assert "Traceback" not in _in_terminal(tmp_path, *asked, until="[y/N]"), "Ctrl-C ends it, without Enter"
 
 
 @pytest.mark.parametrize("name", ["shop:app", "shop"])

@@ -1,7 +1,11 @@
 """Values from the command line: JSON, durations and times."""
 
 import json
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,19 @@ from perdure.inspection.filters import FilterError, parse_age
 
 STDIN = "-"
 STDIN_FILE = "@-"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a read of the terminal: in a coroutine it would only be noticed after the read."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def json_value(given: str, what: str) -> Any:
@@ -32,7 +49,8 @@ def json_object(given: str, what: str) -> dict[str, Any]:
 
 def _read(given: str, what: str) -> str:
     if given in (STDIN, STDIN_FILE):
-        return sys.stdin.read()
+        with interruptible():
+            return sys.stdin.read()
     if not given.startswith("@"):
         return given
     try:

@@ -32,6 +32,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the prompt of the shell does not stand behind ^C
         return exits.INTERRUPTED
     except BrokenPipeError:  # the reader has enough, such as `| head`
         _close_stdout()

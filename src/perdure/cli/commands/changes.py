@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from perdure.bulk import RUNS_MAX, Action, Progress, Selection, count, progress_of, serving, start
 from perdure.cli import exits
 from perdure.cli.filtering import FILTERS, filter_of
+from perdure.cli.inputs import interruptible
 from perdure.cli.opening import writing
 from perdure.cli.options import BULK, COMMON, Bulk, Common
 from perdure.cli.output import Column, Output, escaped
@@ -160,5 +161,7 @@ def _confirm(question: str, bulk: Bulk) -> None:
     if not sys.stdin.isatty():
         raise exits.UsageError(f"{question.rstrip('?')}: add --yes to confirm, or --dry-run to only count")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    with interruptible():
+        answer = sys.stdin.readline()
+    if answer.strip().lower() not in ("y", "yes"):
         raise exits.CommandError("nothing was changed", exits.FAILED, "cli.declined")

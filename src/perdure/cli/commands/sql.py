@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from perdure.cli.exits import CommandError, UsageError
-from perdure.cli.inputs import STDIN
+from perdure.cli.inputs import STDIN, interruptible
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Column, Output
 from perdure.cli.settings import database_url
@@ -96,7 +96,10 @@ def checked(text: str) -> str:
 
 
 def _read(statement: str) -> str:
-    return sys.stdin.read() if statement == STDIN else statement
+    if statement != STDIN:
+        return statement
+    with interruptible():
+        return sys.stdin.read()
 
 
 async def _fetch(url: str, text: str, limit: int, timeout: float) -> Rows:
