@@ -17,7 +17,7 @@ from perdure.cli.settings import database_url
 from perdure.error_pages import page_address
 from perdure.errors import DatabaseUnavailableError
 from perdure.storage.migrations.files import up_statements
-from perdure.storage.stores import open_storage
+from perdure.storage.stores import connected, open_storage
 from tests.cli.programs import COMMAND, Cli, environment
 from tests.conftest import BackendDatabase
 from tests.support.storages import Database
@@ -199,6 +199,24 @@ async def test_migrations_are_printed_without_a_database(cli: Cli, tmp_path: Pat
     for dialect in ("sqlite", "postgresql", "mysql"):
         assert "CREATE TABLE IF NOT EXISTS workflow_instances" in (await cli("migrate", "dump-sql", dialect)).out
     assert (await cli("migrate", "dump-sql", "sqlite", "--since", "99999999999999")).out == ""
+
+
+async def test_printed_migrations_make_a_database_that_has_all(
+    cli: Cli, tmp_path: Path, fresh_postgres_db: str, fresh_mysql_db: str
+) -> None:
+    with closing(sqlite3.connect("new.db")) as file:
+        file.executescript((await cli("migrate", "dump-sql", "sqlite")).out)
+    postgres = await asyncpg.connect(fresh_postgres_db)
+    await postgres.execute((await cli("migrate", "dump-sql", "postgresql")).out)
+    await postgres.close()
+    printed = (await cli("migrate", "dump-sql", "mysql", "-o", "json")).json["migrations"]
+    async with connected(fresh_mysql_db) as mysql:
+        for statement in [each for migration in printed for each in migration["statements"]]:
+            await mysql.execute(statement)
+    for url in ("sqlite:///new.db", fresh_postgres_db, fresh_mysql_db):
+        await cli("migrate", "status", "-d", url)
+        assert (await cli("migrate", "up", "-d", url, "-o", "json")).json["applied"] == []
+        assert (await cli("runs", "-d", url)).err == "no runs match\n"
 
 
 async def test_new_sqlite_file_is_created_by_migrate_up_only(cli: Cli, tmp_path: Path) -> None:
