@@ -51,6 +51,7 @@ PASSWORD = "s3cr3t-passw0rd"
         (["runs", "-o", "xml"], 2, "xml"),
         (["show"], 2, "requires an argument"),
         (["show", "nope"], 3, "run 'nope' does not exist"),
+        (["trace", "x", "--depth", "-1"], 2, "--depth must be at least 0"),
         (["why", "nope"], 3, "run 'nope' does not exist"),
         (["trace", "nope"], 3, "run 'nope' does not exist"),
         (["history", "nope"], 3, "run 'nope' does not exist"),
@@ -105,7 +106,7 @@ async def test_mistake_is_one_line_with_its_exit_code(
     ("url", "code", "message"),
     [
         ("oracle://x", 2, "a database URL begins with sqlite://"),
-        ("sqlite:///missing.db", 2, "does not exist"),
+        ("sqlite:///missing.db", 2, "or create the database with `perdure migrate up` or a worker"),
         ("sqlite:///missing/x.db", 2, "the folder"),
         (f"postgresql://user:{PASSWORD}@127.0.0.1:1/x", 4, "cannot be reached"),
         (f"mysql://user:{PASSWORD}@127.0.0.1:1/x", 4, "cannot be reached"),

@@ -128,6 +128,13 @@ def test_control_characters_are_escaped() -> None:
     assert stream.getvalue() == "ID\na\\x1b[31m\\nb\\x9b\\u202e\n"
 
 
+def test_tree_is_drawn_in_ascii_where_the_encoding_has_no_more() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    printed(stream).line("├─ ✓ charge 日…")
+    stream.seek(0)
+    assert stream.read() == "|- + charge \\u65e5...\n"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "has_colour"), [("TERM", "xterm", True), ("TERM", "dumb", False), ("NO_COLOR", "1", False)]
 )

@@ -25,6 +25,10 @@ GAP = "  "
 NARROW = 16  # columns are not cut below this width
 _PAINT = re.compile(r"\x1b\[\d*m")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# What lines and marks become where the encoding lacks them.
+_PLAIN = str.maketrans(
+    {"├": "|", "└": "`", "│": "|", "─": "-", "✓": "+", "✗": "x", "↻": "~", "▶": ">", "⊘": "/", "…": "..."}
+)
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 _STATUS_COLOURS = {
     "completed": "green",
@@ -123,7 +127,7 @@ class Output:
 
     def line(self, text: str) -> None:
         """Print a text."""
-        print(text, file=self.stream, flush=True)
+        print(text if is_unicode(self.stream) else text.translate(_PLAIN), file=self.stream, flush=True)
 
     def note(self, text: str) -> None:
         """Print a remark for people, beside the output."""
