@@ -3,6 +3,7 @@
 import io
 import re
 from datetime import UTC, datetime, timedelta
+from typing import TextIO
 
 import pytest
 
@@ -23,7 +24,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(stream: io.StringIO, common: Common = Common()) -> Output:  # noqa: B008 - it is frozen
+def printed(stream: TextIO, common: Common = Common()) -> Output:  # noqa: B008 - it is frozen
     return Output(common, stream)
 
 

@@ -160,8 +160,8 @@ def _confirm(question: str, bulk: Bulk) -> None:
         return
     if not sys.stdin.isatty():
         raise exits.UsageError(f"{question.rstrip('?')}: add --yes to confirm, or --dry-run to only count")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     with interruptible():
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):
         raise exits.CommandError("nothing was changed", exits.FAILED, "cli.declined")
