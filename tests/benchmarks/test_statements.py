@@ -45,7 +45,7 @@ async def test_rows_of_each_operation_are_counted(database: str) -> None:
         "last step and end": 6,
     }  # the first start stores the definition of the workflow, too
     # A server counts what other tests do meanwhile (MySQL), or reports the rows of a session late (PostgreSQL).
-    tries = []
+    tries: list[dict[str, int]] = []
     while len(tries) < (1 if database == "sqlite" else 3) and expected not in tries:
         written = await rows_written(database)
         tries.append({name: written[name] for name in expected})

@@ -82,18 +82,30 @@ async def test_failed_runs_are_retried_once_each(client: Client) -> None:
     assert not await exists(client, "late~r1")  # it failed after the confirmation
 
 
-async def test_runs_that_were_retried_before_are_not_retried_again(client: Client) -> None:
-    """Each would otherwise have two runs after the second action, four after the third, and so on."""
-    ids = await fail(client, 3)
-    for number in (1, 2):
+async def test_run_that_has_been_retried_is_not_retried_again(client: Client) -> None:
+    await fail(client, 3)
+    async with serving(client):
+        await client.retry("b-0")  # by a person
         async with App(client.url, workflows=[broken]):
-            run = await start(client, "retry", await all_of(client, status="failed"))
-            async with serving(client):
-                progress = await run.result(60)
-            assert (progress.found, progress.done, progress.skipped) == (3 * number, 3, 3 * (number - 1))
-            for id in ids:
-                await status_of(client.get(f"{id}~r{number}"), WorkflowStatus.FAILED)
-                assert not await exists(client, f"{id}~r{number + 1}")
+            await status_of(client.get("b-0~r1"), WorkflowStatus.FAILED)
+        selection = await all_of(client, status="failed")
+        assert await actions.count(client, "retry", selection) == 3  # b-0~r1 instead of b-0
+        assert sorted(await actions.sample(client, "retry", selection, 10)) == ["b-0~r1", "b-1", "b-2"]
+        assert (await (await start(client, "retry", selection)).result(60)).done == 3
+        again = await all_of(client, status="failed")
+        assert await actions.count(client, "retry", again) == 0
+        assert (await (await start(client, "retry", again)).result(60)).found == 0
+    assert [await exists(client, f"b-0~r{number}") for number in (2, 3)] == [True, False]
+
+
+async def test_runs_that_an_earlier_action_has_retried_are_skipped(client: Client) -> None:
+    ids = await fail(client, 3)
+    selection = replace(await all_of(client), ids=ids)
+    async with serving(client):
+        for done, skipped in ((3, 0), (0, 3)):  # the second was confirmed before the first was carried out
+            progress = await (await start(client, "retry", selection)).result(60)
+            assert (progress.done, progress.skipped, progress.failed) == (done, skipped, 0)
+    assert [await exists(client, f"{id}~r2") for id in ids] == [False] * 3
 
 
 async def fail_later(client: Client) -> None:

@@ -92,7 +92,7 @@ async def test_start_without_the_code_is_checked_by_the_worker(file: Database, c
         (["-i", "@missing.json"], "missing.json cannot be read"),
         (["-i", '{"order_id": "A"}', "--after", "soon"], "--after must be a duration"),
         (["-i", '{"order_id": "A"}', "--at", "soon"], "--at must be a time"),
-        (["-i", '{"order_id": "A"}', "--at", "2030-01-01", "--after", "1h"], "at= or after=, not both"),
+        (["-i", '{"order_id": "A"}', "--at", "2030-01-01", "--after", "1h"], "--at and --after exclude each other"),
         (["-i", '{"order_id": "A"}', "--id", "~x"], "~x"),
         (["-i", '{"order_id": "A"}', "--if-exists", "maybe"], "--if-exists must be"),
     ],

@@ -23,6 +23,13 @@ async def test_command_has_help_with_an_example(cli: Cli, command: tuple[str, st
     assert example.startswith(f"perdure {name.removesuffix(' show')}")
 
 
+def test_examples_can_be_typed_into_a_shell() -> None:
+    for command in COMMANDS:
+        unquoted = re.sub(r"'[^']*'", "", command.example)
+        redirected = unquoted.replace(" > ", " ") if command.name in ("migrate dump-sql", "completion") else unquoted
+        assert not re.search(r"""[<>?*{}()&|;$"`]""", redirected), command.example
+
+
 def test_groups_have_a_default_command() -> None:
     groups = {command.name.partition(" ")[0] for command in COMMANDS if " " in command.name}
     assert groups == set(GROUPS) == set(DEFAULTS)

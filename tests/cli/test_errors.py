@@ -6,7 +6,9 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from secrets import token_hex
 
+import asyncpg
 import pytest
 
 from perdure.cli.exits import problem_of
@@ -15,8 +17,9 @@ from perdure.cli.settings import database_url
 from perdure.error_pages import page_address
 from perdure.errors import DatabaseUnavailableError
 from perdure.storage.migrations.files import up_statements
-from perdure.storage.stores import open_storage
+from perdure.storage.stores import connected, open_storage
 from tests.cli.programs import COMMAND, Cli, environment
+from tests.conftest import BackendDatabase
 from tests.support.storages import Database
 
 PASSWORD = "s3cr3t-passw0rd"
@@ -37,10 +40,18 @@ PASSWORD = "s3cr3t-passw0rd"
         (["runs", "input.a-b:1", "state:failed"], 2, "is no filter"),
         (["runs", "--where", "[]"], 2, "--where must be a JSON object"),
         (["runs", "state:failed", "--status", "failed"], 2, "say the same"),
+        (["runs", "--status", "bogus"], 2, '"waiting_for_message", "waiting"'),
+        (["runs", "--fields", "id,"], 2, "--fields has an empty name"),
+        (["start", "x", "--at", "2026-11-01", "--after", "1h"], 2, "--at and --after exclude each other"),
+        (["start", "x", "--timeout", "0s"], 2, "--timeout must be above 0, not '0s'"),
+        (["cleanup", "--finished", "0d"], 2, "--finished must be above 0, not '0d'"),
+        (["init", "/dev/null/shop"], 1, "/dev/null/shop cannot be used: Not a directory"),
+        (["history", "sample", "/dev/null/shop"], 1, "/dev/null/shop cannot be used: Not a directory"),
         (["runs", "--every", "0", "--watch"], 2, "--every must be at least"),
         (["runs", "-o", "xml"], 2, "xml"),
         (["show"], 2, "requires an argument"),
         (["show", "nope"], 3, "run 'nope' does not exist"),
+        (["trace", "x", "--depth", "-1"], 2, "--depth must be at least 0"),
         (["why", "nope"], 3, "run 'nope' does not exist"),
         (["trace", "nope"], 3, "run 'nope' does not exist"),
         (["history", "nope"], 3, "run 'nope' does not exist"),
@@ -95,7 +106,7 @@ async def test_mistake_is_one_line_with_its_exit_code(
     ("url", "code", "message"),
     [
         ("oracle://x", 2, "a database URL begins with sqlite://"),
-        ("sqlite:///missing.db", 2, "does not exist"),
+        ("sqlite:///missing.db", 2, "or create the database with `perdure migrate up` or a worker"),
         ("sqlite:///missing/x.db", 2, "the folder"),
         (f"postgresql://user:{PASSWORD}@127.0.0.1:1/x", 4, "cannot be reached"),
         (f"mysql://user:{PASSWORD}@127.0.0.1:1/x", 4, "cannot be reached"),
@@ -191,6 +202,24 @@ async def test_migrations_are_printed_without_a_database(cli: Cli, tmp_path: Pat
     assert (await cli("migrate", "dump-sql", "sqlite", "--since", "99999999999999")).out == ""
 
 
+async def test_printed_migrations_make_a_database_that_has_all(
+    cli: Cli, tmp_path: Path, fresh_postgres_db: str, fresh_mysql_db: str
+) -> None:
+    with closing(sqlite3.connect("new.db")) as file:
+        file.executescript((await cli("migrate", "dump-sql", "sqlite")).out)
+    postgres = await asyncpg.connect(fresh_postgres_db)
+    await postgres.execute((await cli("migrate", "dump-sql", "postgresql")).out)
+    await postgres.close()
+    printed = (await cli("migrate", "dump-sql", "mysql", "-o", "json")).json["migrations"]
+    async with connected(fresh_mysql_db) as mysql:
+        for statement in [each for migration in printed for each in migration["statements"]]:
+            await mysql.execute(statement)
+    for url in ("sqlite:///new.db", fresh_postgres_db, fresh_mysql_db):
+        await cli("migrate", "status", "-d", url)
+        assert (await cli("migrate", "up", "-d", url, "-o", "json")).json["applied"] == []
+        assert (await cli("runs", "-d", url)).err == "no runs match\n"
+
+
 async def test_new_sqlite_file_is_created_by_migrate_up_only(cli: Cli, tmp_path: Path) -> None:
     await cli("migrate", "status", "-d", "sqlite:///new.db", code=2)
     assert not (tmp_path / "new.db").exists()
@@ -227,6 +256,21 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setitem(sys.modules, "cyclopts", None)
     assert run(["runs"]) == 1
     assert capsys.readouterr().err == ('perdure: the command line needs further packages: pip install "perdure[cli]"\n')
+
+
+async def test_role_without_rights_is_no_unexpected_error(backend_database: BackendDatabase, cli: Cli) -> None:
+    role = f"no_rights_{token_hex(4)}"
+    async with backend_database("postgresql") as database:
+        owner = await asyncpg.connect(database.url)
+        try:
+            await owner.execute(f"CREATE ROLE {role} LOGIN")
+            url = re.sub(r"//[^/@]*@", f"//{role}@", database.url)
+            problem = (await cli("runs", "-d", url, "-o", "json", code=1)).problem
+        finally:
+            await owner.execute(f"DROP ROLE {role}")
+            await owner.close()
+    assert problem["code"] == "storage"
+    assert "permission denied" in problem["detail"]
 
 
 async def test_unexpected_error_shows_its_traceback_with_debug_only(

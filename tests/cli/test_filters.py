@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from perdure.cli.filtering import Status
 from perdure.inspection import FilterError, RunFilter, parse_filter
 from perdure.model.states import WorkflowStatus
 
@@ -59,3 +60,7 @@ def test_filter_that_cannot_be_read_says_what_to_write(text: str, message: str) 
     with pytest.raises(FilterError) as error:
         parse_filter(text, NOW)
     assert message in str(error.value)
+
+
+def test_option_for_the_status_has_all_statuses_and_any_wait() -> None:
+    assert {each.meaning for each in Status} == {*WorkflowStatus, "waiting"}

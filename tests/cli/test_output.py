@@ -3,12 +3,14 @@
 import io
 import re
 from datetime import UTC, datetime, timedelta
+from typing import TextIO
 
 import pytest
 
 from perdure.cli.commands.runs import COLUMNS as RUN_COLUMNS
+from perdure.cli.commands.runs import doing_text
 from perdure.cli.exits import UsageError
-from perdure.cli.options import Common
+from perdure.cli.options import Common, TimeKind
 from perdure.cli.output import Column, Output
 from perdure.cli.watching import fitted
 from perdure.inspection.documents import plain, stamp
@@ -22,7 +24,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def printed(stream: io.StringIO, common: Common = Common()) -> Output:  # noqa: B008 - it is frozen
+def printed(stream: TextIO, common: Common = Common()) -> Output:  # noqa: B008 - it is frozen
     return Output(common, stream)
 
 
@@ -127,6 +129,13 @@ def test_control_characters_are_escaped() -> None:
     assert stream.getvalue() == "ID\na\\x1b[31m\\nb\\x9b\\u202e\n"
 
 
+def test_tree_is_drawn_in_ascii_where_the_encoding_has_no_more() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    printed(stream).line("├─ ✓ charge 日…")
+    stream.seek(0)
+    assert stream.read() == "|- + charge \\u65e5...\n"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "has_colour"), [("TERM", "xterm", True), ("TERM", "dumb", False), ("NO_COLOR", "1", False)]
 )
@@ -166,3 +175,20 @@ def test_values_without_json_form_are_described() -> None:
 def test_unknown_field_is_refused() -> None:
     with pytest.raises(UsageError, match="--fields has no colour: known are id, text, more, n"):
         printed(io.StringIO(), Common(fields="id,colour")).listing("rows", ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "time", "shown"),
+    [
+        ("start", "utc", "start at 2026-11-18 12:00:00Z"),
+        ("timer", "relative", "timer in 2 h"),
+        ("retry", "utc", "retry paid at 2026-11-18 12:00:00Z"),
+        ("event", "utc", "event paid until 2026-11-18 12:00:00Z"),
+        ("event", "relative", "event paid, timeout in 2 h"),
+    ],
+)
+def test_wait_is_told_in_words(kind: str, time: TimeKind, shown: str) -> None:
+    output = printed(io.StringIO(), Common(time=time))
+    output.now = datetime(2026, 11, 18, 10, tzinfo=UTC)
+    wait = {"kind": kind, "name": "1:timer" if kind == "timer" else "paid", "until": "2026-11-18T12:00:00Z"}
+    assert doing_text(output, {**RUN, "waiting_for": [wait]}) == shown

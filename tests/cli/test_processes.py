@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from perdure import Client
-from tests.cli.programs import COMMAND, ROOT, begin, environment, line_with, program, runs_page
+from tests.cli.programs import COMMAND, ROOT, Done, begin, environment, line_with, program, runs_page
+from tests.cli.shop import order
 from tests.cli.test_reading import fill
 from tests.support.storages import Database
 
@@ -62,6 +63,52 @@ async def test_closed_pipe_ends_quietly(file: Database, tmp_path: Path) -> None:
     process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
     _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, errors) == (0, b"")
+
+
+def test_help_into_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$@" | true; exit "${PIPESTATUS[0]}"', "bash", *COMMAND, "--help"],
+        env=environment(tmp_path),
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_command_without_output_streams_works(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$@" >&- 2>&-', "bash", *COMMAND, "migrate", "up", "-d", "sqlite:///new.db"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "new.db").exists()
+
+
+def test_full_device_is_one_line(tmp_path: Path) -> None:
+    command = ["bash", "-c", '"$@" >/dev/full', "bash", *COMMAND, "migrate", "dump-sql", "sqlite"]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "perdure: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+async def test_every_character_is_printed_in_every_encoding(file: Database, tmp_path: Path, encoding: str) -> None:
+    text = "日本 🎉"
+    async with Client(file.url):
+        await order.options(id="o-1", after=3600).start(text)
+    is_whole = encoding == "utf-8"
+
+    def shown(*arguments: str) -> Done:
+        return program(tmp_path, "show", "o-1", *arguments, PYTHONIOENCODING=encoding, PERDURE_URL=file.url)
+
+    printed = shown("-o", "json")
+    assert printed.json["input"]["order_id"] == text
+    assert ("日本" in printed.out) == is_whole
+    assert (text if is_whole else r"\u65e5\u672c \U0001f389") in shown().out
 
 
 async def test_interrupt_ends_quietly_with_130(file: Database, tmp_path: Path) -> None:
@@ -140,6 +187,8 @@ async def test_bulk_change_asks_in_a_terminal(file: Database, tmp_path: Path) ->
         os.close(leader)
         os.close(follower)
     assert (done.returncode, done.stderr) == (1, "cancel 1 run? [y/N] perdure: nothing was changed\n")
+    asked = ("cancel", "--filter", "workflow:cli.order", "--database", file.url)
+    assert "Traceback" not in _in_terminal(tmp_path, *asked, until="[y/N]"), "Ctrl-C ends it, without Enter"
 
 
 @pytest.mark.parametrize(("url", "warnings"), [("sqlite:///other.db", 1), ("sqlite:///shop.db", 0)])

@@ -47,6 +47,7 @@ async def test_runs_are_listed_shown_explained_and_traced(
     assert failed["error"]["type"] == "perdure.errors.TerminalError"
     assert (await cli("runs", "--workflow", "cli.order", "--count", *url)).out == "2\n"
     assert (await cli("runs", "started:>1h", *url)).err == "no runs match\n"
+    assert (await cli("runs", "--status", "waiting", "--fields", "id", "-o", "jsonl", *url)).out == '{"id": "o-1"}\n'
 
     monkeypatch.setattr("perdure.cli.commands.runs.COUNT_MAX", 1)
     assert (await cli("runs", "--workflow", "cli.order", "--count", *url)).out == "more than 1\n"
@@ -111,6 +112,9 @@ async def test_database_is_diagnosed_and_queried_read_only(database: Database, c
     assert rows.out.splitlines()[0] == '{"instance_id": "o-1", "status": "waiting_for_message"}'
     refused = await cli("sql", "SELECT no_such_column FROM workflow_instances", *url, code=1)
     assert refused.err.startswith("perdure: the database refused the statement: ")
+    if database.backend == "postgresql":  # whose numbers may be none
+        numbers = (await cli("sql", "SELECT 'NaN'::numeric AS a, 'Infinity'::float8 AS b", "-o", "json", *url)).json
+        assert numbers["rows"] == [{"a": "NaN", "b": "inf"}]
 
     top = (await cli("top", "-o", "json", *url)).json
     assert (top["waiting"], top["counts"]["failed"], top["workers_live"]) == (1, 1, 0)

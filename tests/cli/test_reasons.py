@@ -89,6 +89,21 @@ WAITING = replace(RUN, status=WorkflowStatus.WAITING_FOR_MESSAGE)
             ["failed 5 min ago, 55 min after it started", "The error was E: no", "`perdure retry o-1`"],
         ),
         (
+            replace(
+                replace(RUN, id="-o 'x'", status=WorkflowStatus.FAILED, finished_at=before(minutes=5)),
+                error=ErrorInfo("builtins.ValueError", "no"),
+            ),
+            [],
+            "ended",
+            ["The error was ValueError: no", """`perdure retry -- '-o '"'"'x'"'"''`"""],
+        ),
+        (
+            replace(WAITING, waiting_for=(WaitInfo(WaitKind.CHANNEL, "all news"),)),
+            [WORKER],
+            "waiting",
+            ["`perdure publish 'all news' DATA` would release it"],
+        ),
+        (
             replace(RUN, status=WorkflowStatus.CANCELLED, finished_at=before(minutes=5), error=ErrorInfo("E", "fraud")),
             [],
             "ended",

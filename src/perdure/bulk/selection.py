@@ -3,6 +3,9 @@
 The runs are read a moment after the confirmation, and after a crash perhaps much later. So a selection has the time of
 the confirmation, and leaves out what has happened since: runs that were started later and, of actions on ended runs,
 runs that ended later. Neither was there to be confirmed.
+
+A run that was retried stays failed or cancelled, beside the run that replaced it. `retry` leaves it out, because its
+work would be done twice: of the attempts at one run only the last is retried.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,6 +14,7 @@ from typing import Literal
 
 from perdure.engine.api.client import Client, storage_of
 from perdure.engine.api.queries import ANY_WAIT
+from perdure.engine.api.retries import without_retried
 from perdure.inspection.filters import RunFilter, Scalar
 from perdure.model.records import ListInstancesOptions
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
@@ -18,6 +22,7 @@ from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
 NAME = "perdure.bulk"
 PAGE = 500
 RUNS_MAX = 100_000  # runs that one action changes: their ids are in the history of its run
+EXACT_MAX = 2_000  # runs of which `count` looks whether they have been retried, unless the caller has more time
 
 Action = Literal["cancel", "retry", "delete"]
 
@@ -78,12 +83,13 @@ async def read_page(
 ) -> tuple[list[str], str | None]:
     """Return the ids of a page of the runs that an action applies to, and the token of the next page.
 
-    Runs of `perdure.bulk` are left out unless the selection names this workflow: an action does not cancel itself, and
-    the runs of earlier actions are the record of what was done.
+    `retry` leaves out runs that have been retried; those that a selection names by their ids are skipped later. Runs of
+    `perdure.bulk` are left out unless the selection names this workflow: an action does not cancel itself, and the runs
+    of earlier actions are the record of what was done.
     """
     if selection.ids is not None:
         return selection.ids, None
-    if selection.stuck:
+    if selection.stuck:  # none of them has failed, so `retry` applies to none
         return await _stuck_page(client, action, selection, token, limit)
     options = _options(action, selection)
     if not options.statuses:
@@ -95,7 +101,7 @@ async def read_page(
         for row in page.instances
         if _is_meant(selection, row.workflow_name) and _was_there(selection, row.status, row.updated_at)
     ]
-    return found, page.next_page_token
+    return await without_retried(storage_of(client), found) if action == "retry" else found, page.next_page_token
 
 
 async def _stuck_page(
@@ -107,8 +113,11 @@ async def _stuck_page(
     return found, page.next_token
 
 
-async def count(client: Client, action: Action, selection: Selection) -> int:
-    """Return to how many runs an action applies, counted up to `selection.most`."""
+async def count(client: Client, action: Action, selection: Selection, *, exact_max: int = EXACT_MAX) -> int:
+    """Return to how many runs an action applies, counted up to `selection.most`.
+
+    Of `retry`, runs that have been retried are left out if the others and they are at most `exact_max` together.
+    """
     most = selection.most
     if selection.ids is not None:
         return min(len(selection.ids), most)
@@ -118,6 +127,8 @@ async def count(client: Client, action: Action, selection: Selection) -> int:
     if not options.statuses:
         return 0
     found = await storage.count_instances(options, limit=most)
+    if action == "retry" and 0 < found <= exact_max:
+        return len(await sample(client, action, selection, most))
     if options.workflow_name is not None or found == most:
         return found
     return found - await storage.count_instances(replace(options, workflow_name=NAME), limit=most)

@@ -13,7 +13,7 @@ from perdure.bulk.selection import NAME, Action, Selection, read_page
 from perdure.engine.api import current
 from perdure.engine.api.activity import activity
 from perdure.engine.api.calls import set_state
-from perdure.engine.api.client import Client, storage_of
+from perdure.engine.api.client import Client, retry_once, storage_of
 from perdure.engine.api.workflow import workflow
 from perdure.engine.replay.context import activity_info
 from perdure.errors import (
@@ -26,7 +26,6 @@ from perdure.errors import (
     TransactionError,
     WorkflowNotCancellableError,
 )
-from perdure.inspection.retries import last_try_after
 from perdure.model.retries import Retry
 from perdure.storage.administration import administration_of
 
@@ -59,8 +58,8 @@ class Progress:
     """How far an action is; the state of its run, and in the end its result.
 
     - `found`: how many runs it was confirmed for; None while they are being read.
-    - `done`, `skipped`, `failed`: how many runs were changed, had ended or been retried before so that the action did
-      not apply, and could not be changed.
+    - `done`, `skipped`, `failed`: how many runs were changed, had changed meanwhile so that the action no longer
+      applied (they have ended, or have been retried), and could not be changed.
     - `reasons`: why, by id, for at most 100 of the runs that could not be changed.
     """
 
@@ -134,9 +133,7 @@ async def change(action: Action, ids: list[str], reason: str) -> Changed:
             async with storage_of(client).transaction():  # a savepoint: what fails leaves no trace
                 if action == "cancel":
                     await client.cancel(id, reason)
-                elif await last_try_after(storage_of(client), id) is None:
-                    await client.retry(id)
-                else:
+                elif not await retry_once(client, id):  # another action was faster
                     skipped += 1
                     continue
             done += 1

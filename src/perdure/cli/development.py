@@ -5,6 +5,7 @@ so that requests wait during a restart.
 """
 
 import asyncio
+import importlib
 import logging
 import os
 import socket
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 def _own_lines(error: BaseException) -> str:
     """Return a traceback without the lines of the command line and of the import system."""
     found = traceback.TracebackException.from_exception(error)
-    kept = [frame for frame in found.stack if not frame.filename.startswith((HERE, "<frozen "))]
+    kept = [frame for frame in found.stack if not frame.filename.startswith((HERE, "<frozen ", importlib.__file__))]
     found.stack = traceback.StackSummary.from_list(kept)
     found.__cause__ = found.__context__ = None
     return "".join(found.format()).rstrip()

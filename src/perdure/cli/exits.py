@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EACCES, EDQUOT, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR, EPERM, EROFS
 from typing import NamedTuple
 
 from perdure.cli.extras import extra_with, installation
@@ -17,6 +18,7 @@ from perdure.errors import (
     RunNotFoundError,
     SchemaError,
     SerializationError,
+    StorageError,
     UnknownWorkflowError,
 )
 
@@ -26,6 +28,10 @@ USAGE = 2  # wrong arguments, options, filters, settings or URLs
 NOT_FOUND = 3  # no run, workflow or event of that name
 UNAVAILABLE = 4  # the database cannot be reached, or lacks migrations
 INTERRUPTED = 130  # Ctrl-C
+
+DRIVERS = ("asyncpg", "asyncmy", "pymysql")  # packages whose errors are what a database said
+# What the file system says about files that the command line reads and writes.
+_FILE_ERRORS = (EACCES, EPERM, ENOENT, EEXIST, ENOTDIR, EISDIR, EROFS, ENOSPC, EDQUOT, ENAMETOOLONG)
 
 
 class CommandError(Exception):
@@ -86,6 +92,11 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(missing, ImportError) and (extra := extra_with(missing.name)) is not None:
         detail = f"this command needs the package {missing.name}, which is not installed: {installation(extra)}"
         return Problem(FAILED, "cli.missing_extra", title, detail)
+    if isinstance(error, sqlite3.Error) or type(error).__module__.partition(".")[0] in DRIVERS:
+        return Problem(FAILED, StorageError.code, title, f"the database refused a statement: {error}")
+    if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
+        place = f"{error.filename} cannot be used" if error.filename else "the output cannot be written"
+        return Problem(FAILED, "cli.failed", title, f"{place}: {error.strerror}")
     detail = f"unexpected {title}: {error}; --debug shows the traceback"
     return Problem(FAILED, "cli.unexpected", title, detail)
 

@@ -3,14 +3,36 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from perdure.cli.exits import UsageError
 from perdure.cli.inputs import json_value
+from perdure.engine.api.queries import ANY_WAIT
 from perdure.inspection.filters import FilterError, RunFilter, parse_filter, parse_time
 from perdure.model.states import WorkflowStatus
+
+
+class Status(StrEnum):
+    """The statuses of runs, and `waiting` for any wait."""
+
+    RUNNING = WorkflowStatus.RUNNING
+    COMPLETED = WorkflowStatus.COMPLETED
+    FAILED = WorkflowStatus.FAILED
+    CANCELLED = WorkflowStatus.CANCELLED
+    WAITING_FOR_EVENT = WorkflowStatus.WAITING_FOR_EVENT
+    WAITING_FOR_TIMER = WorkflowStatus.WAITING_FOR_TIMER
+    WAITING_FOR_MESSAGE = WorkflowStatus.WAITING_FOR_MESSAGE
+    WAITING = ANY_WAIT
+    RECURRED = WorkflowStatus.RECURRED
+    COMPENSATING = WorkflowStatus.COMPENSATING
+
+    @property
+    def meaning(self) -> WorkflowStatus | str:
+        """Return the status, or `waiting`, as filters have it."""
+        return self.value if self is Status.WAITING else WorkflowStatus(self.value)
 
 
 @Parameter(name="*")
@@ -19,9 +41,12 @@ class Filters:
     """The filters of `Client.runs` as options; terms such as `state:failed` do the same."""
 
     status: Annotated[
-        WorkflowStatus | None,
+        Status | None,
         Parameter(
-            name=("--status", "--state"), show_default=False, name_transform=str.lower, help="Status of the run."
+            name=("--status", "--state"),
+            show_default=False,
+            name_transform=str.lower,
+            help="Status of the run; waiting is any wait.",
         ),
     ] = None
     workflow: Annotated[str | None, Parameter(show_default=False, help="Name of the workflow.")] = None
@@ -46,7 +71,7 @@ def filter_of(terms: Sequence[str], options: Filters, now: datetime) -> RunFilte
         found = parse_filter(" ".join(terms), now)
         given = RunFilter(
             options.workflow,
-            options.status,
+            None if options.status is None else options.status.meaning,
             options.stuck,
             {} if options.where is None else json_value(options.where, "--where"),
             None if options.started_after is None else parse_time(options.started_after, now),

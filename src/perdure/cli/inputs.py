@@ -1,7 +1,11 @@
 """Values from the command line: JSON, durations and times."""
 
 import json
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,19 @@ from perdure.inspection.filters import FilterError, parse_age
 
 STDIN = "-"
 STDIN_FILE = "@-"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a read of the terminal: in a coroutine it would only be noticed after the read."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def json_value(given: str, what: str) -> Any:
@@ -32,7 +49,8 @@ def json_object(given: str, what: str) -> dict[str, Any]:
 
 def _read(given: str, what: str) -> str:
     if given in (STDIN, STDIN_FILE):
-        return sys.stdin.read()
+        with interruptible():
+            return sys.stdin.read()
     if not given.startswith("@"):
         return given
     try:
@@ -41,15 +59,18 @@ def _read(given: str, what: str) -> str:
         raise UsageError(f"{what}: {given[1:]} cannot be read: {error}") from error
 
 
-def duration(given: str | None, what: str) -> timedelta | None:
-    """Return a duration: seconds, or a number with a unit, such as `30m`, `1h` or `7d`."""
+def duration(given: str | None, what: str, *, may_be_zero: bool = False) -> timedelta | None:
+    """Return a duration, by default above 0: seconds, or a number with a unit, such as `30m`, `1h` or `7d`."""
     if given is None:
         return None
     try:
-        found = parse_age(given)
-        return timedelta(seconds=float(given)) if found is None else found
+        age = parse_age(given)
+        found = timedelta(seconds=float(given)) if age is None else age
     except (FilterError, ValueError, OverflowError):
         raise UsageError(f"{what} must be a duration such as 30s, 15m, 1h or 7d, not {given!r}") from None
+    if found < timedelta(0) or (not found and not may_be_zero):
+        raise UsageError(f"{what} must be above 0, not {given!r}")
+    return found
 
 
 def point_in_time(given: str | None, what: str) -> datetime | None:

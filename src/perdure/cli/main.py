@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import io
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from perdure.error_pages import page_address
 
 if TYPE_CHECKING:
     from cyclopts import App
+    from rich.console import Console
 
 HELP_FLAGS = ("--help", "-h")
 MISSING = 'the command line needs further packages: pip install "perdure[cli]"'
@@ -24,11 +26,14 @@ EPILOGUE = "Documentation: https://github.com/perdure/perdure/blob/main/docs/cli
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code. Errors are printed without a traceback, unless `--debug` asks."""
+    _prepare_streams()
     try:
         code = _run(_with_stdin(_with_defaults(list(arguments))))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the prompt of the shell does not stand behind ^C
         return exits.INTERRUPTED
     except BrokenPipeError:  # the reader has enough, such as `| head`
         _close_stdout()
@@ -44,6 +49,8 @@ def _run(arguments: list[str]) -> int:
         raise exits.CommandError(MISSING, code="cli.missing_extra") from error
 
     program = build()
+    if not arguments or any(flag in arguments for flag in HELP_FLAGS):
+        program.console = _console()
     try:
         command, bound, _ = program.parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
@@ -107,6 +114,30 @@ def _with_stdin(arguments: list[str]) -> list[str]:
 
 def _sentence(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def _prepare_streams() -> None:
+    """Let every text be printed: characters that the encoding of the locale lacks are escaped.
+
+    A process without an output stream, such as `perdure runs >&-`, gets one that forgets everything.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _console() -> "Console":
+    """Return what prints the help. Like all other output it may be closed by the reader, as in `perdure | head -1`."""
+    from rich.console import Console
+
+    class Help(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Help()
 
 
 def _close_stdout() -> None:

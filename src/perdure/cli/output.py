@@ -25,6 +25,10 @@ GAP = "  "
 NARROW = 16  # columns are not cut below this width
 _PAINT = re.compile(r"\x1b\[\d*m")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# What lines and marks become where the encoding lacks them.
+_PLAIN = str.maketrans(
+    {"├": "|", "└": "`", "│": "|", "─": "-", "✓": "+", "✗": "x", "↻": "~", "▶": ">", "⊘": "/", "…": "..."}
+)
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 _STATUS_COLOURS = {
     "completed": "green",
@@ -73,6 +77,8 @@ class Output:
         self._notes = sys.stderr if notes is None else notes
         self._time: TimeKind = common.time
         self._fields = None if common.fields is None else [each.strip() for each in common.fields.split(",")]
+        if self._fields is not None and "" in self._fields:
+            raise UsageError("--fields has an empty name: write names separated by commas, such as --fields id,status")
         self.is_coloured = is_coloured(self.stream)
         self.now = datetime.now(UTC)
         self.left_out: list[str] = []  # columns for which the last table had no room
@@ -121,7 +127,7 @@ class Output:
 
     def line(self, text: str) -> None:
         """Print a text."""
-        print(text, file=self.stream, flush=True)
+        print(text if is_unicode(self.stream) else text.translate(_PLAIN), file=self.stream, flush=True)
 
     def note(self, text: str) -> None:
         """Print a remark for people, beside the output."""
@@ -129,7 +135,7 @@ class Output:
         print(text, file=self._notes, flush=True)
 
     def _json(self, value: object, indent: int | None = None) -> None:
-        self.line(json.dumps(value, ensure_ascii=False, indent=indent))
+        self.line(json.dumps(value, ensure_ascii=not is_unicode(self.stream), indent=indent))
 
     def _chosen(self, document: Document) -> Document:
         if self._fields is None:
@@ -236,6 +242,11 @@ def begin_of(text: str, width: int) -> str:
     from rich.cells import set_cell_size
 
     return set_cell_size(text, width).rstrip()  # with a space where half of a character had room
+
+
+def is_unicode(stream: TextIO) -> bool:
+    """Return whether a stream can print every character: its encoding is UTF-8, or it has none."""
+    return (stream.encoding or "utf-8").lower().replace("-", "").replace("_", "") == "utf8"
 
 
 def is_coloured(stream: TextIO) -> bool:

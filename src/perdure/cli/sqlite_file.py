@@ -7,7 +7,9 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
+from perdure.database.dialects import new_driver
 from perdure.errors import ConfigurationError
+from perdure.storage.stores import sqlite_path
 
 Rows = tuple[list[str], list[tuple[Any, ...]]]
 
@@ -15,10 +17,26 @@ Rows = tuple[list[str], list[tuple[Any, ...]]]
 CHECK_EVERY = 10_000  # instructions of SQLite between two looks at the clock
 
 
+def require_file(url: str) -> None:
+    """Raise `ConfigurationError` if the URL is that of a SQLite file that does not exist."""
+    if new_driver(url).name != "sqlite":
+        return
+    path = sqlite_path(url)
+    if path != ":memory:" and os.path.isdir(os.path.dirname(path) or "."):  # SQLite has words of its own for the folder
+        _require(path)
+
+
+def _require(path: str) -> None:
+    if not os.path.exists(path):
+        raise ConfigurationError(
+            f"the file {os.path.abspath(path)} does not exist: correct the path in the URL, or create the database "
+            "with `perdure migrate up` or a worker"
+        )
+
+
 def fetch_rows(path: str, statement: str, limit: int, timeout: float = 30.0) -> Rows:
     """Return the names of the columns and at most so many rows. Raise `TimeoutError` after so many seconds."""
-    if not os.path.exists(path):
-        raise ConfigurationError(f"the file {os.path.abspath(path)} does not exist: correct the path in the URL")
+    _require(path)
     until = time.monotonic() + timeout
     with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
         connection.execute("PRAGMA query_only = 1")

@@ -17,7 +17,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("runs", "runs:runs", "List runs.", "perdure runs state:failed started:<1d --limit 20"),
+    Command("runs", "runs:runs", "List runs.", "perdure runs state:failed 'started:<1d' --limit 20"),
     Command("show", "runs:show", "Show a run with its input, result, error and steps.", "perdure show order-A-1"),
     Command(
         "why",
@@ -130,7 +130,7 @@ COMMANDS = (
         "relay",
         "relay:relay",
         "Publish the outbox until SIGTERM or Ctrl-C.",
-        "perdure relay --publisher nats://localhost?subject=shop.{type}",
+        "perdure relay --publisher 'nats://localhost?subject=shop.{type}'",
     ),
     Command(
         "dev",

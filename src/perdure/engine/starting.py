@@ -58,7 +58,7 @@ OWNER = "perdure"  # the owner of all runs but those that `retry` starts
 
 DEFINE_SEC = 1.0
 
-_TRIED_AGAIN = re.compile(r"~r[0-9]+\Z")  # the suffix of a run that `retry` started
+_RETRY = re.compile(r"(.*)~r([0-9]+)\Z", re.DOTALL)  # the id of a run that `retry` started
 
 EVENT_ID_SHOWN = limits.INSTANCE_ID_MAX - 22  # a suffix of 2 characters and at most 20 digits follows
 
@@ -381,6 +381,37 @@ async def retry(
 
     Returns the new id. Raises `RunNotFoundError` or `RunNotRetryableError` if the run cannot be retried.
     """
+    base = _split_retry(instance_id)[0]
+    return await _retry_as(storage, instance_id, from_step, interception, (f"{base}~r{n}" for n in count(1)))
+
+
+async def retry_once(storage: Storage, instance_id: str, interception: Interception | None = None) -> str | None:
+    """Do what `retry` does; return None if the run has been retried, perhaps by another process at this moment."""
+    with suppress(InstanceExistsError):
+        return await _retry_as(storage, instance_id, None, interception, None)
+    return None
+
+
+def next_retry(id: str) -> str:
+    """Return the id that the first retry of a run has, which may be a retry itself."""
+    base, number = _split_retry(id)
+    return f"{base}~r{number + 1}"
+
+
+def _split_retry(id: str) -> tuple[str, int]:
+    """Return the id of the run that was retried first, and the number of this retry of it, or 0."""
+    match = _RETRY.match(id)
+    return (id, 0) if match is None else (match[1], int(match[2]))
+
+
+async def _retry_as(
+    storage: Storage,
+    instance_id: str,
+    from_step: str | None,
+    interception: Interception | None,
+    names: Iterable[str] | None,
+) -> str:
+    """Store the new run under the first of these ids that is free, or else under the next one only."""
     found = await storage.get_instance(instance_id)
     if found is None:
         raise not_found(instance_id)
@@ -392,12 +423,15 @@ async def retry(
         )
     check_readable(found.input_data, f"run {instance_id!r} cannot be retried: its input")
     events = [] if from_step is None else await _history_before(storage, instance_id, from_step)
-    base = _TRIED_AGAIN.sub("", instance_id)
     again = NewRun(found.workflow_name, found.input_data, found.source_hash, owner="", events=events)
     about = Start(again.workflow_name, "retry", None, dict(header_rules.decode(found.headers)))
     with around_start(interception, about):
         again = replace(again, headers=about.stored_headers())
-        return await store_at_first_free(storage, again, (f"{base}~r{number}" for number in count(1)))
+        if names is not None:
+            return await store_at_first_free(storage, again, names)
+        id = next_retry(instance_id)
+        await store(storage, again, id)
+        return id
 
 
 async def _history_before(storage: Storage, instance_id: str, from_step: str) -> list[HistoryEvent]:

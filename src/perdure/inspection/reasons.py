@@ -1,11 +1,12 @@
 """Why a run is where it is: what it waits for, since when, which worker holds it, and what would release it."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from perdure.engine.api.run_info import RunInfo, WaitInfo, WaitKind
+from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
 from perdure.inspection.workers import WorkerInfo
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
 
@@ -51,8 +52,8 @@ def _ended(run: RunInfo, now: datetime) -> Reason:
     if run.status is WorkflowStatus.RECURRED:
         text += " It is a generation that ended with recur(); the run continues under its own id."
     if run.error is not None:
-        told = f" The error was {run.error}." if run.status is WorkflowStatus.FAILED else _told(run)
-        text += f"{told} Start it again with `perdure retry {run.id}`."
+        told = f" The error was {error_text(run.error)}." if run.status is WorkflowStatus.FAILED else _told(run)
+        text += f"{told} Start it again with `perdure retry {_argument(run.id)}`."
     return Reason("ended", since, None, None, text)
 
 
@@ -142,15 +143,22 @@ def _waiting(run: RunInfo, workers: Sequence[WorkerInfo], now: datetime) -> Reas
 
 
 def _release(run: RunInfo, until: datetime | None, now: datetime) -> str:
+    overdue = _overdue(until, now)
     for wait in run.waiting_for:
         match wait.kind:
             case WaitKind.EVENT:
-                return f"`perdure send {wait.name} DATA` would release it, if the event matches." + _overdue(until, now)
+                return f"`perdure send {_argument(wait.name)} DATA` would release it, if the event matches." + overdue
             case WaitKind.CHANNEL:
-                return f"`perdure publish {wait.name} DATA` would release it." + _overdue(until, now)
+                return f"`perdure publish {_argument(wait.name)} DATA` would release it." + overdue
             case WaitKind.CHILD:
-                return "The end of the child releases it: see `perdure trace`." + _overdue(until, now)
-    return "Time releases it." + _overdue(until, now)
+                return "The end of the child releases it: see `perdure trace`." + overdue
+    return "Time releases it." + overdue
+
+
+def _argument(text: str) -> str:
+    """Return a text as an argument that a shell and the command line read as it is."""
+    quoted = shlex.quote(text)
+    return f"-- {quoted}" if text.startswith("-") else quoted
 
 
 def _overdue(until: datetime | None, now: datetime) -> str:
@@ -201,6 +209,11 @@ def _serving(run: RunInfo, workers: Sequence[WorkerInfo]) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def error_text(error: ErrorInfo) -> str:
+    """Return the type of an error, as a traceback names it, and its message."""
+    return f"{error.type.removeprefix('builtins.')}: {error.message}"
 
 
 def ago(moment: datetime, now: datetime) -> str:

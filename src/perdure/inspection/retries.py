@@ -1,4 +1,4 @@
-"""Which runs are retries of the same run, and which of them is the last."""
+"""Which runs are retries of the same run."""
 
 import re
 from datetime import UTC, datetime
@@ -25,9 +25,3 @@ async def tries_of(storage: Storage, run_id: str) -> list[WorkflowInstance]:
         asked, first = [], first + AT_ONCE
     # A retry whose number was free again is later than those with a higher one.
     return sorted(found, key=lambda each: (each.started_at or _UNKNOWN, len(each.instance_id), each.instance_id))
-
-
-async def last_try_after(storage: Storage, run_id: str) -> WorkflowInstance | None:
-    """Return the last retry of a run, or of the run that it retries; None if the run itself is the last one."""
-    tries = await tries_of(storage, run_id)
-    return tries[-1] if tries and tries[-1].instance_id != run_id else None

@@ -1,13 +1,14 @@
 """Cancelling, retrying and deleting all runs of a query."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from perdure import App, EngineError, WorkflowCancelledError, WorkflowFailedError, WorkflowStatus
-from perdure.errors import RunExistsError, WorkflowNotCancellableError
+from perdure import App, Client, EngineError, WorkflowCancelledError, WorkflowFailedError, WorkflowStatus
+from perdure.errors import RunExistsError, RunNotFoundError, WorkflowNotCancellableError
 from perdure.model.records import WorkflowInstance
 from perdure.storage.stores import SQLStorage
 from tests.engine.api.workflows import Order, child, looped, simple
@@ -73,6 +74,28 @@ async def test_all_runs_of_a_query_are_retried(database: Database) -> None:
         for n in range(3):
             with pytest.raises(WorkflowFailedError):
                 await app.get(f"bad-{n}~r1").result(SOON)
+        again = app.runs(workflow=simple, status="failed")
+        assert (await again.retry(dry_run=True)).done == 3
+        found = await again.retry()
+        assert (found.done, found.skipped) == (3, 3)  # only the last attempt at each run
+        for n in range(3):
+            with pytest.raises(WorkflowFailedError):
+                await app.get(f"bad-{n}~r2").result(SOON)
+            with pytest.raises(RunNotFoundError):
+                await app.get(f"bad-{n}~r3").info()
+
+
+async def test_runs_that_two_clients_retry_at_once_are_retried_once(database: Database) -> None:
+    async with App(database.url, workflows=[simple]) as app:
+        for n in range(3):
+            with pytest.raises(WorkflowFailedError):
+                await (await simple.options(id=f"bad-{n}").start("bad")).result(SOON)
+        before = await app._storage.now()
+    async with Client(database.url) as one, Client(database.url) as other:
+        queries = [client.runs(workflow=simple, started_before=before) for client in (one, other)]
+        found = await asyncio.gather(*(query.retry() for query in queries))
+        assert (sum(each.done for each in found), sum(each.skipped for each in found)) == (3, 3)
+        assert await one.runs(workflow=simple).count() == 6
 
 
 @pytest.mark.call("run")

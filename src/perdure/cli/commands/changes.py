@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from perdure.bulk import RUNS_MAX, Action, Progress, Selection, count, progress_of, serving, start
 from perdure.cli import exits
 from perdure.cli.filtering import FILTERS, filter_of
+from perdure.cli.inputs import interruptible
 from perdure.cli.opening import writing
 from perdure.cli.options import BULK, COMMON, Bulk, Common
 from perdure.cli.output import Column, Output, escaped
@@ -105,7 +106,7 @@ async def _change_all(client: Client, options: Bulk, common: Common, action: Act
     selection = Selection.of(wanted, await storage_of(client).now())
     with exits.usage_errors():
         wanted.query(client)  # which rejects filters that cannot be combined
-        found = await count(client, action, selection)
+        found = await count(client, action, selection, exact_max=RUNS_MAX)
     progress, run = Progress(action, found, done=found if options.dry_run else 0), None
     if found and not options.dry_run:
         _confirm(
@@ -159,6 +160,8 @@ def _confirm(question: str, bulk: Bulk) -> None:
         return
     if not sys.stdin.isatty():
         raise exits.UsageError(f"{question.rstrip('?')}: add --yes to confirm, or --dry-run to only count")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    with interruptible():
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline()
+    if answer.strip().lower() not in ("y", "yes"):
         raise exits.CommandError("nothing was changed", exits.FAILED, "cli.declined")

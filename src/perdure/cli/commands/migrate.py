@@ -1,5 +1,6 @@
 """`perdure migrate status`, `up` and `dump-sql`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -10,6 +11,8 @@ from perdure.cli.output import Column, Output
 from perdure.cli.settings import database_url
 from perdure.database.dialects import new_driver
 from perdure.storage.migrations.files import up_statements, versions
+from perdure.storage.migrations.placement import LEDGER
+from perdure.storage.migrations.statements import render
 from perdure.storage.stores import migration_status, open_storage
 
 COLUMNS = (Column("version", is_whole=True), Column("state", is_whole=True))
@@ -45,10 +48,13 @@ def dump_sql(
     since: Annotated[str, Parameter(show_default=False, help="Only migrations after this version.")] = "",
     common: Common = COMMON,
 ) -> None:
-    """Print the migrations as SQL, for another migration tool. Nothing is executed."""
+    """Print the migrations as SQL, for another migration tool, with what records that they are applied.
+
+    Nothing is executed.
+    """
     name = new_driver(database_url(common)).name if dialect is None else dialect
     output = Output(common)
-    wanted = [(version, statements) for version, statements in up_statements(name) if version > since]
+    wanted = [(version, _recorded(name, version, texts)) for version, texts in up_statements(name) if version > since]
     if not output.is_table:
         documents = [{"version": version, "statements": statements} for version, statements in wanted]
         output.listing("migrations", documents, ())
@@ -57,6 +63,15 @@ def dump_sql(
         output.line(f"-- migration {version}")
         for statement in statements:
             output.line(f"{statement};\n")
+
+
+def _recorded(dialect: str, version: str, statements: Sequence[str]) -> list[str]:
+    """Return the statements of a migration, and those by which `perdure` sees that it was applied.
+
+    The ledger comes after the first tables: empty and alone it would be mistaken for that of another tool.
+    """
+    create = [render("create_ledger", dialect, ledger=LEDGER)] if version == versions(dialect)[0] else []
+    return [*statements, *create, render("record", dialect, ledger=LEDGER, version=version)]
 
 
 def _counted(pending: list[str]) -> str:

@@ -38,11 +38,18 @@ def doing_text(output: Output, run: Document) -> str | None:
         return f"{run['error']['type'].rpartition('.')[2]}: {run['error']['message']}"
     if run["worker"] is not None:
         return f"worker {run['worker']}"
-    waits = [
-        f"{wait['kind']} {wait['name']}" + (f" until {output.time(wait['until'])}" if wait["until"] else "")
-        for wait in run["waiting_for"]
-    ]
-    return "; ".join(waits) or None
+    return "; ".join(_wait_text(output, wait) for wait in run["waiting_for"]) or None
+
+
+def _wait_text(output: Output, wait: Document) -> str:
+    """Return what a run waits for: a time, or something that a time-out ends."""
+    kind, until = wait["kind"], output.time(wait["until"])
+    what = kind if kind in ("start", "timer") else f"{kind} {wait['name']}"
+    if until is None:
+        return what
+    is_time, is_relative = kind in ("start", "timer", "retry"), not until[0].isdigit() or until.endswith("ago")
+    link = " " if is_time and is_relative else " at " if is_time else ", timeout " if is_relative else " until "
+    return f"{what}{link}{until}"
 
 
 COLUMNS = (
@@ -127,7 +134,9 @@ def _text(output: Output, run: Document) -> str:
     pairs += [(name, output.cell(run[name])) for name in _PLAIN if run[name] not in (None, [], 0)]
     pairs += [(name, str(output.time(run[name]))) for name in _TIMES if run[name] is not None]
     if run["error"] is not None:
-        pairs.append(("error", output.cell(f"{run['error']['type']}: {run['error']['message']}")))
+        pairs.append(
+            ("error", output.cell(f"{run['error']['type'].removeprefix('builtins.')}: {run['error']['message']}"))
+        )
     if run["stuck"] is not None or run["waiting_for"]:
         pairs.append(("doing", output.cell(doing_text(output, run))))
     text = output.pairs(sorted(pairs, key=lambda pair: pair[0] != "id"))

@@ -8,12 +8,13 @@ import sqlite3
 import sys
 from datetime import datetime
 from decimal import Decimal
+from math import isfinite
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from perdure.cli.exits import CommandError, UsageError
-from perdure.cli.inputs import STDIN
+from perdure.cli.inputs import STDIN, interruptible
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Column, Output
 from perdure.cli.settings import database_url
@@ -95,7 +96,10 @@ def checked(text: str) -> str:
 
 
 def _read(statement: str) -> str:
-    return sys.stdin.read() if statement == STDIN else statement
+    if statement != STDIN:
+        return statement
+    with interruptible():
+        return sys.stdin.read()
 
 
 async def _fetch(url: str, text: str, limit: int, timeout: float) -> Rows:
@@ -145,9 +149,11 @@ def _unique(names: list[str]) -> list[str]:
 
 def _plain(value: object) -> object:
     match value:
+        case float() if not isfinite(value):  # which JSON has no form for
+            return str(value)
         case None | bool() | int() | float() | str():
             return value
-        case Decimal():
+        case Decimal() if value.is_finite():
             return int(value) if value == int(value) else float(value)
         case bytes():
             return _text(value)

@@ -39,6 +39,8 @@ async def start(
     import_workflows(common)
     if if_exists not in ("return", "error"):
         raise exits.UsageError(f'--if-exists must be "return" or "error", not {if_exists!r}')
+    if at is not None and after is not None:
+        raise exits.UsageError("--at and --after exclude each other: the run starts at a time, or after a while")
     async with writing(common) as client:
         with exits.usage_errors():
             run = await start_by_name(
@@ -47,7 +49,7 @@ async def start(
                 arguments,
                 id=id,
                 at=point_in_time(at, "--at"),
-                after=duration(after, "--after"),
+                after=duration(after, "--after", may_be_zero=True),
                 timeout=duration(timeout, "--timeout"),
                 if_exists="error" if if_exists == "error" else "return",
             )

@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from perdure.cli.apps import import_workflows
 from perdure.cli.commands.runs import doing_text, status_text
+from perdure.cli.exits import UsageError
 from perdure.cli.opening import reading
 from perdure.cli.options import COMMON, WATCHING, Common, Watching
 from perdure.cli.output import Output, begin_of, width_of
@@ -37,6 +38,8 @@ async def trace(
     common: Common = COMMON,
 ) -> None:
     """Show a run as a tree of its steps and children; with --watch until it has ended."""
+    if depth < 0:
+        raise UsageError(f"--depth must be at least 0, not {depth}")
     import_workflows(common)
     async with reading(common) as client:
 

@@ -367,6 +367,10 @@ class Client:
         """
         return RunHandle((self, await starting.retry(self._storage, instance_id, from_step, self.interception)), plain)
 
+    async def _retry_once(self, instance_id: str) -> bool:
+        """Start a failed or cancelled run again unless that was done before; return whether it was started."""
+        return await starting.retry_once(self._storage, instance_id, self.interception) is not None
+
     async def sweep(self, retention: Retention, *, dry_run: bool = False) -> Swept:
         """Delete now what a retention policy no longer keeps, and return the counts.
 
@@ -481,6 +485,11 @@ class Client:
         await self.send(
             messages.event(type, data, to=to, source=source, id=id, subject=subject, outbox_stored=outbox_stored)
         )
+
+
+async def retry_once(client: Client, run_id: str) -> bool:
+    """Start a failed or cancelled run again unless that was done before; return whether it was started."""
+    return await client._retry_once(run_id)
 
 
 def storage_of(client: Client) -> Storage:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from perdure.engine.api.reading import read_runs
+from perdure.engine.api.retries import without_retried
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.worker.stuck import UNSERVED, served_names, unclaimed_for
 from perdure.errors import InvalidPageTokenError, PerdureError, WorkflowNotCancellableError
@@ -62,8 +63,8 @@ class Source(Protocol):
     async def cancel(self, instance_id: str, reason: str = "") -> None:
         """Cancel a run."""
 
-    async def retry(self, instance_id: str) -> object:
-        """Start a failed or cancelled run again."""
+    async def _retry_once(self, instance_id: str) -> bool:
+        """Start a failed or cancelled run again unless that was done before."""
 
 
 class RunQuery:
@@ -160,20 +161,25 @@ class RunQuery:
                 return False  # the run has ended in the meantime
             return True
 
-        return await self._each(lambda row: row.status not in TERMINAL, cancel, dry_run)
+        async def not_ended(rows: list[WorkflowInstance]) -> list[str]:
+            return [row.instance_id for row in rows if row.status not in TERMINAL]
+
+        return await self._each(not_ended, cancel, dry_run)
 
     async def retry(self, *, dry_run: bool = False) -> BulkResult:
         """Start all failed and cancelled runs of the query again, each as a new run; see `Client.retry`.
 
-        With `dry_run` only count them (default: False).
+        A run that has been retried stays failed or cancelled. It is skipped, so that no work is done twice if this is
+        called again, or by two processes: of the attempts at one run only the last is retried. With `dry_run` only
+        count the runs (default: False).
         """
 
-        async def retry(id: str) -> bool:
-            await self._source.retry(id)
-            return True
+        async def ended_badly(rows: list[WorkflowInstance]) -> list[str]:
+            states = (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
+            failed = [row.instance_id for row in rows if row.status in states]
+            return await without_retried(self._source._storage, failed)
 
-        ended_badly = (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
-        return await self._each(lambda row: row.status in ended_badly, retry, dry_run)
+        return await self._each(ended_badly, self._source._retry_once, dry_run)
 
     async def delete(self, *, dry_run: bool = False) -> BulkResult:
         """Delete all runs of the query that have ended, with their histories.
@@ -192,19 +198,24 @@ class RunQuery:
         return BulkResult(done, skipped, failed, dry_run)
 
     async def _each(
-        self, fits: Callable[[WorkflowInstance], bool], act: Callable[[str], Awaitable[bool]], dry_run: bool
+        self,
+        chosen: Callable[[list[WorkflowInstance]], Awaitable[list[str]]],
+        act: Callable[[str], Awaitable[bool]],
+        dry_run: bool,
     ) -> BulkResult:
         done = skipped = 0
         failed: dict[str, str] = {}
         async for rows in self._pages():
-            for row in rows:
+            ids = await chosen(rows)
+            skipped += len(rows) - len(ids)
+            for id in ids:
                 try:
-                    if fits(row) and (dry_run or await act(row.instance_id)):
+                    if dry_run or await act(id):
                         done += 1
                     else:
                         skipped += 1
                 except PerdureError as error:
-                    failed[row.instance_id] = f"{type(error).__name__}: {error}"
+                    failed[id] = f"{type(error).__name__}: {error}"
         return BulkResult(done, skipped, failed, dry_run)
 
     # Rows.
