@@ -14,7 +14,6 @@ from perdure import App, Client, WorkflowFailedError
 from perdure.bulk import Progress, Selection, serving, start
 from perdure.bulk.workflow import bulk
 from perdure.engine.api.client import storage_of
-from perdure.engine.api.handles import RunHandle
 from perdure.inspection import RunFilter
 from perdure.testing import crash_everywhere
 from tests.bulk.shop import broken
@@ -29,16 +28,16 @@ DIES_AT = 40  # in the second transaction
 
 async def begin(url: str) -> None:
     """Begin an action, and die while it is carried out."""
-    retry, calls = Client.retry, 0
+    retry, calls = Client._retry_once, 0
 
-    async def retry_or_die(self: Client, instance_id: str, *, from_step: str | None = None) -> RunHandle[object]:
+    async def retry_or_die(self: Client, instance_id: str) -> bool:
         nonlocal calls
         calls += 1
         if calls == DIES_AT:
             os.kill(os.getpid(), signal.SIGKILL)
-        return await retry(self, instance_id, from_step=from_step)
+        return await retry(self, instance_id)
 
-    Client.retry = retry_or_die  # type: ignore[method-assign]
+    Client._retry_once = retry_or_die  # type: ignore[method-assign]
     async with Client(url) as client, serving(client, lease=1):
         selection = Selection.of(RunFilter(status="failed"), await storage_of(client).now())
         await (await start(client, "retry", selection, id="action")).result()

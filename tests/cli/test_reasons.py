@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from perdure import ErrorInfo, RunInfo, StuckInfo, WaitInfo, WaitKind, WorkflowStatus
+from perdure import ErrorInfo, RunInfo, StepInfo, StepKind, StepStatus, StuckInfo, WaitInfo, WaitKind, WorkflowStatus
 from perdure.inspection import WorkerInfo, explain
 
 NOW = datetime(2026, 11, 18, 12, tzinfo=UTC)
@@ -21,6 +21,17 @@ DEAD = replace(WORKER, is_live=False, beat_at=before(minutes=3))
 OTHER = replace(WORKER, id="w-2", workflows=("other",))
 PAID = WaitInfo(WaitKind.EVENT, "paid")
 WAITING = replace(RUN, status=WorkflowStatus.WAITING_FOR_MESSAGE)
+
+
+def test_what_a_rollback_could_not_undo_is_named_before_a_retry_is_proposed() -> None:
+    failed = replace(RUN, status=WorkflowStatus.FAILED, error=ErrorInfo("ValueError", "full"), finished_at=NOW)
+    error = ErrorInfo("builtins.ConnectionError", "no answer")
+    left = StepInfo("~undo:7", "charge", StepKind.COMPENSATION, StepStatus.FAILED, 3, error=error)
+    undone = replace(left, id="~undo:8", name="reserve", status=StepStatus.COMPLETED, error=None)
+    text = explain(failed, [], NOW, [left, undone]).text
+    assert "The compensation failed of: charge (ConnectionError: no answer). Undo what they did by hand" in text
+    assert text.index("Undo what") < text.index("perdure retry o-1")
+    assert "compensation" not in explain(failed, [], NOW, [undone]).text
 
 
 @pytest.mark.parametrize(

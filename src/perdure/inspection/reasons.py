@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
+from perdure.engine.api.step_info import StepInfo, StepKind, StepStatus
 from perdure.inspection.workers import WorkerInfo
 from perdure.model.states import TERMINAL, WAITING, WorkflowStatus
 
@@ -32,10 +33,14 @@ class Reason:
     text: str
 
 
-def explain(run: RunInfo, workers: Sequence[WorkerInfo], now: datetime) -> Reason:
-    """Return why a run is where it is. `now` is the time of the database, and `workers` are all that it lists."""
+def explain(run: RunInfo, workers: Sequence[WorkerInfo], now: datetime, steps: Sequence[StepInfo] = ()) -> Reason:
+    """Return why a run is where it is.
+
+    `now` is the time of the database, and `workers` are all that it lists. With the `steps` of a run that has ended, it
+    also says what its rollback could not undo.
+    """
     if run.status in TERMINAL:
-        return _ended(run, now)
+        return _ended(run, now, [each for each in steps if _is_not_undone(each)])
     if run.worker is not None:
         return _leased(run, workers, now)
     if run.stuck is not None and run.stuck.next_retry_at is not None:
@@ -45,7 +50,11 @@ def explain(run: RunInfo, workers: Sequence[WorkerInfo], now: datetime) -> Reaso
     return _queued(run, workers, now)
 
 
-def _ended(run: RunInfo, now: datetime) -> Reason:
+def _is_not_undone(step: StepInfo) -> bool:
+    return step.kind is StepKind.COMPENSATION and step.status is StepStatus.FAILED
+
+
+def _ended(run: RunInfo, now: datetime, not_undone: Sequence[StepInfo]) -> Reason:
     since = run.finished_at or run.updated_at
     took = duration(since - run.started_at)
     text = f"Run {run.id} ({run.workflow}) {_past(run.status)} {ago(since, now)}, {took} after it started."
@@ -53,8 +62,20 @@ def _ended(run: RunInfo, now: datetime) -> Reason:
         text += " It is a generation that ended with recur(); the run continues under its own id."
     if run.error is not None:
         told = f" The error was {error_text(run.error)}." if run.status is WorkflowStatus.FAILED else _told(run)
-        text += f"{told} Start it again with `perdure retry {_argument(run.id)}`."
+        text += f"{told}{_left(not_undone)} Start it again with `perdure retry {_argument(run.id)}`."
     return Reason("ended", since, None, None, text)
+
+
+def _left(not_undone: Sequence[StepInfo]) -> str:
+    """Return what a rollback has left, as sentences."""
+    if not not_undone:
+        return ""
+    shown = [each.name if each.error is None else f"{each.name} ({error_text(each.error)})" for each in not_undone[:3]]
+    if len(not_undone) > 3:
+        shown.append(f"{len(not_undone) - 3} more")
+    return (
+        f" The compensation failed of: {'; '.join(shown)}. Undo what they did by hand before the run is started again."
+    )
 
 
 def _told(run: RunInfo) -> str:

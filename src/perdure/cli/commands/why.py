@@ -11,6 +11,7 @@ from perdure.cli.watching import repeat
 from perdure.engine.api.client import storage_of
 from perdure.inspection import explain, list_workers
 from perdure.inspection.documents import stamp
+from perdure.model.states import WorkflowStatus
 
 
 async def why(
@@ -25,7 +26,9 @@ async def why(
 
         async def show(output: Output) -> bool:
             run, workers = await client.info(id), await list_workers(client)
-            reason = explain(run, workers, await storage_of(client).now())
+            may_have_left = run.status in (WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
+            steps = await client.get(id).steps() if may_have_left else []
+            reason = explain(run, workers, await storage_of(client).now(), steps)
             document = {
                 "id": run.id,
                 "workflow": run.workflow,
