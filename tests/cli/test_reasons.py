@@ -29,8 +29,8 @@ def test_what_a_rollback_could_not_undo_is_named_before_a_retry_is_proposed() ->
     left = StepInfo("~undo:7", "charge", StepKind.COMPENSATION, StepStatus.FAILED, 3, error=error)
     undone = replace(left, id="~undo:8", name="reserve", status=StepStatus.COMPLETED, error=None)
     text = explain(failed, [], NOW, [left, undone]).text
-    assert "The compensation failed of: charge (ConnectionError: no answer). Undo what they did by hand" in text
-    assert text.index("Undo what") < text.index("perdure retry o-1")
+    assert "The compensation of charge (ConnectionError: no answer) failed: undo that by hand first." in text
+    assert text.index("undo that by hand") < text.index("perdure retry o-1")
     assert "compensation" not in explain(failed, [], NOW, [undone]).text
 
 

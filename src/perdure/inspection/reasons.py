@@ -73,9 +73,7 @@ def _left(not_undone: Sequence[StepInfo]) -> str:
     shown = [each.name if each.error is None else f"{each.name} ({error_text(each.error)})" for each in not_undone[:3]]
     if len(not_undone) > 3:
         shown.append(f"{len(not_undone) - 3} more")
-    return (
-        f" The compensation failed of: {'; '.join(shown)}. Undo what they did by hand before the run is started again."
-    )
+    return f" The compensation of {'; '.join(shown)} failed: undo that by hand first."
 
 
 def _told(run: RunInfo) -> str:
