@@ -160,7 +160,7 @@ def look_at_runs(client: SyncClient) -> None:
     assert (page.runs[0].id, failures.count()) == (first.id, 2)
     assert failures.page(1, page.next_token).runs[0].id != first.id
     assert failures.cancel().skipped == 2
-    assert failures.retry(dry_run=True).done == 2
+    assert failures.retry(dry_run=True).done == 1  # the other one has been retried
     assert failures.delete().done == 2
     assert failures.first() is None
     assert client.sweep(Retention(finished=timedelta(days=1)), dry_run=True).finished == 0
