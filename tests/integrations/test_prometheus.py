@@ -185,6 +185,8 @@ async def test_failed_runs_are_counted_from_0(database: Database, page: Page) ->
         await metered_order()
     for state, count in (("completed", 1), ("failed", 0), ("cancelled", 0)):
         assert page("perdure_runs_finished_total", workflow="metered_order", state=state) == count
+    lines = page.metrics.render()[0].decode().splitlines()
+    assert len([line for line in lines if line.startswith("perdure_runs_finished_total{")]) == 3
 
 
 async def test_stuck_runs_and_claims_are_counted(database: Database, page: Page) -> None:

@@ -121,6 +121,8 @@ async def test_leases_and_system_locks_are_listed_by_their_ends(operated: Operat
     await storage.try_acquire_system_lock("cron", "w", 30)
     await storage.release_system_lock("cron", "w")
     (lock,) = await surveys.list_system_locks()
+    await storage.try_acquire_system_lock("backfill", "w", 30)
+    assert [each.lock_name for each in await surveys.list_system_locks()] == ["backfill", "relay"]
     assert (lock.lock_name, lock.locked_by) == ("relay", "w")
 
 
