@@ -97,7 +97,8 @@ async def _rounds(name: str, servers: Mapping[str, str], peers: list[str], optio
                     if system == OURS:
                         rounds.append(await measure(name, size, database, servers[database]))
                     else:
-                        rounds.append(await measure_peer(system, name, size, database, servers[database]))
+                        work = max(1, round(size * PEERS[system].share))
+                        rounds.append(await measure_peer(system, name, work, database, servers[database]))
                 except PeerError as error:
                     _report(f"{name} with {system} on {database} failed: {error}")
                     failed.add((system, database))

@@ -18,7 +18,8 @@ class PeerError(Exception):
 class Peer(NamedTuple):
     """Another system: what to install, where it stores, and what a reader of its figures should know.
 
-    One that stores in files of its own server is shown beside the database that it is compared with.
+    One that stores in files of its own server is shown beside the database that it is compared with. `share` is the
+    part of perdure's work that it does, so that a system that is many times slower does not take many times as long.
     """
 
     version: str
@@ -27,6 +28,7 @@ class Peer(NamedTuple):
     note: str
     npm: tuple[str, ...] = ()
     own_storage: bool = False
+    share: float = 1.0
 
 
 # The drivers are pinned, too: they decide about the speed as well. Everything is on PyPI or npm as a built package.
@@ -36,18 +38,21 @@ PEERS = {
         ("dbos==3.3.0", "psycopg[binary]==3.3.8", "sqlalchemy==2.1.8"),
         ("sqlite", "postgresql"),
         "starts runs in the calling process, without a queue",
+        share=0.2,
     ),
     "edda": Peer(
         "0.16.2",
         ("edda-framework[postgresql]==0.16.2", "aiosqlite==0.22.1", "asyncpg==0.32.0", "sqlalchemy==2.1.8"),
         ("sqlite", "postgresql"),
         "executes one run at a time on SQLite, where runs fail if there are more",
+        share=0.2,
     ),
     "absurd": Peer(
         "0.5.1",
         ("absurd-sdk==0.5.1", "absurdctl==0.5.1", "psycopg[binary]==3.3.8"),
         ("postgresql",),
         "looks for tasks every 250 ms and for results after 50 ms or more: its defaults",
+        share=0.2,
     ),
     "restate": Peer(
         "1.7.12",

@@ -14,6 +14,7 @@ Rounds = Sequence[Figures]
 Found = Mapping[str, Mapping[str, Rounds]]  # of one measure, by database and system; one for each round
 NAME, COLUMN, RATIO = 24, 24, 9
 DRAWN = ("ten-step", "latency")
+SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MariaDB"}
 
 
 def heading(databases: Sequence[str]) -> str:
@@ -62,6 +63,7 @@ def as_json(found: Mapping[str, Found], peers: Sequence[str], around: Mapping[st
             peer: {
                 "version": PEERS[peer].version,
                 "own_storage": PEERS[peer].own_storage,
+                "share_of_the_work": PEERS[peer].share,
                 "installed": [*PEERS[peer].requirements, *PEERS[peer].npm],
                 "note": PEERS[peer].note,
             }
@@ -116,4 +118,4 @@ def _panel(measure: Mapping[str, Any], database: str, systems: Mapping[str, Any]
         )
         for system, summary in systems.items()
     ]
-    return BarPanel(f"{database}: {measure['what']} ({better} is better)", bars)
+    return BarPanel(f"{SHOWN[database]}: {measure['what']} ({better} is better)", bars)
