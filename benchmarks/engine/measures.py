@@ -305,8 +305,10 @@ async def in_groups(calls: "Iterable[Awaitable[Any]]") -> list[Any]:
 
 async def until_waiting(handles: "list[RunHandle[int]]") -> None:
     for handle in handles:
-        while (await handle.info()).status is WorkflowStatus.RUNNING:  # noqa: ASYNC110 - another process executes it
-            await asyncio.sleep(0.001)
+        pause_sec = 0.001
+        while (await handle.info()).status is WorkflowStatus.RUNNING:
+            await asyncio.sleep(pause_sec)
+            pause_sec = min(2 * pause_sec, 1.0)  # the information about a long run takes a read of its history
 
 
 async def timed(work: Awaitable[object]) -> float:
