@@ -7,7 +7,7 @@ import hmac
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -331,6 +331,7 @@ class Webhook:
     status: int = 200
     answer: tuple[str, bytes] = ("text/plain", b"because")
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -341,6 +342,7 @@ def receiving() -> Iterator[Webhook]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             webhook.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            webhook.paths.append(self.path)
             self.send_response(webhook.status)
             self.send_header("content-type", webhook.answer[0])
             self.end_headers()
@@ -451,6 +453,23 @@ async def test_refusal_of_a_webhook_is_quoted(type: str, body: bytes, said: str)
             with pytest.raises(ValueError, match="refused the event with status 400: ") as caught:
                 await publisher.publish(event())
     assert str(caught.value).endswith(f": {said}")
+
+
+@pytest.mark.parametrize("status", [200, 302, 400])
+async def test_address_of_a_webhook_is_in_no_log(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")  # of all libraries
+    with receiving() as webhook:
+        webhook.status = status
+        address = webhook.url.replace("://", "://user:pa55word@")
+        async with HTTPPublisher(address) as publisher:
+            with nullcontext() if status == 200 else pytest.raises(ValueError, match="refused the event"):
+                await publisher.publish(event())
+        (headers, _) = webhook.requests[0]
+        assert headers["authorization"].startswith("Basic ")
+        assert webhook.paths == ["/hook?token=secret"]
+    assert "HTTP Request: POST http://127.0.0.1:" in caplog.text
+    for secret in ("token", "secret", "pa55word", "/hook"):
+        assert secret not in caplog.text
 
 
 async def test_unreachable_webhook_is_unavailable() -> None:

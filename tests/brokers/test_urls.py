@@ -31,6 +31,7 @@ PASSWORD = "s3cr3t-w0rd"
         ("kafka://host?mechanism=NTLM", "the option mechanism of the Kafka URL must be one of PLAIN"),
         ("https:///path", "the webhook URL is malformed"),
         ("https://host:99999/path", "the webhook URL is malformed"),
+        ("https://host/path\n", "the webhook URL is malformed"),
     ],
 )
 def test_wrong_url_of_a_publisher_is_refused(url: str, why: str) -> None:
