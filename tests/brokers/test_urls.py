@@ -49,6 +49,7 @@ def test_wrong_url_of_a_publisher_is_refused(url: str, why: str) -> None:
         ("redis://host/0", "needs a stream: write redis://host/0?stream=name"),
         ("https://host", "takes the URL of NATS, RabbitMQ, Kafka or Redis"),
         ("redis://host/0?stream=s&claim_after=-1", "must be a number of seconds greater than 0"),
+        ("amqp://host/?queue=q&prefetch=65536", "the option prefetch of the RabbitMQ URL must be at most 65535"),
     ],
 )
 def test_wrong_url_of_a_subscription_is_refused(url: str, why: str) -> None:

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
-from perdure.brokers.failures import login_refused, missing, not_answering, not_connected, not_permitted
+from perdure.brokers.failures import in_a_header, login_refused, missing, not_answering, not_connected, not_permitted
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
-from perdure.errors import BrokerUnavailableError, ConfigurationError, TerminalError
+from perdure.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError, TerminalError
 from perdure.model.records import OutboxEvent
 
 START_SEC = 20.0
@@ -20,6 +20,7 @@ REQUEST_SEC = 10.0  # less than ANSWER_SEC, so that the library says what is wro
 FETCH_SEC = 1.0
 SESSION_SEC = 10.0  # other members take over from a consumer that has died after this time
 BATCH = 100
+ANY_SIZE = 2**31 - 1  # bytes of a copied message: the broker decides, as it did for the message itself
 
 _PLAIN, _TLS = {"kafka": 9092}, {"kafka+tls": 9092}
 _MECHANISM = urls.choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -104,7 +105,7 @@ class KafkaSource:
         self._after_rejected.clear()
         async with AsyncExitStack() as session:
             if self._dead_letter is not None:
-                producer = _producer(self._aiokafka, self._url)
+                producer = _producer(self._aiokafka, self._url, max_request_size=ANY_SIZE)
                 self._producer = await session.enter_async_context(_started(self._aiokafka, producer, self._url))
             consumer = self._aiokafka.AIOKafkaConsumer(
                 *self._topics,
@@ -169,13 +170,18 @@ class KafkaSource:
         """Copy a message to the dead-letter topic, if there is one, and continue after it."""
         record: Any = message.handle
         if self._dead_letter is not None:
-            headers = [*record.headers, ("perdure-reason", reason.encode())]
+            headers = [*record.headers, ("perdure-reason", in_a_header(reason).encode())]
             with _answering(self._aiokafka, self.shown):
                 try:
                     async with asyncio.timeout(ANSWER_SEC):
                         await self._producer.send_and_wait(self._dead_letter, record.value, record.key, headers=headers)
                 except self._aiokafka.errors.UnknownTopicOrPartitionError as error:
                     raise self._missing([self._dead_letter]) from error
+                except self._aiokafka.errors.MessageSizeTooLargeError as error:
+                    raise BrokerRefusedError(
+                        f"a message of {self.shown} is too large for the topic {self._dead_letter!r} of dead_letter=: "
+                        "raise max.message.bytes of the topic"
+                    ) from error
         offset = self._offset_after(message)
         self._after_rejected.update(offset)
         await self._commit(offset)
@@ -185,8 +191,8 @@ def _headers(headers: dict[str, str]) -> list[tuple[str, bytes]]:
     return [(name, value.encode()) for name, value in headers.items()]
 
 
-def _producer(aiokafka: Any, url: BrokerURL) -> Any:
-    return aiokafka.AIOKafkaProducer(acks="all", enable_idempotence=True, **_connection(url))
+def _producer(aiokafka: Any, url: BrokerURL, **settings: Any) -> Any:
+    return aiokafka.AIOKafkaProducer(acks="all", enable_idempotence=True, **_connection(url), **settings)
 
 
 def _connection(url: BrokerURL) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
-from perdure.brokers.failures import login_refused, not_answering, not_connected, not_permitted
+from perdure.brokers.failures import in_a_header, login_refused, not_answering, not_connected, not_permitted
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
 from perdure.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError
@@ -185,7 +185,7 @@ class RedisSource:
         id, fields = _handle(message)
         with _answering(self.shown):
             if self._dead_letter is not None:
-                about = {b"perdure-id": id, b"perdure-reason": reason.encode()}
+                about = {b"perdure-id": id, b"perdure-reason": in_a_header(reason).encode()}
                 await self._client.xadd(self._dead_letter, {**(fields or {}), **about})
             await self._client.xack(self._stream, self._group, id)
 

@@ -138,6 +138,17 @@ def count(value: str) -> int:
     return int(value)
 
 
+def count_to(most: int) -> Callable[[str], int]:
+    """Return what checks that a value is a number from 1 to `most`."""
+
+    def check(value: str) -> int:
+        if (found := count(value)) > most:
+            raise ValueError(f"must be at most {most}")
+        return found
+
+    return check
+
+
 def duration(value: str) -> float:
     """Return a number of seconds above 0."""
     try:
@@ -173,6 +184,7 @@ class Template:
         if any(name not in (None, "type", "source") or form or how for _, name, form, how in parts):
             raise ValueError("must be a text in which only {type} and {source} are replaced; write a brace as {{ or }}")
         self._pattern = pattern
+        self.start = parts[0][0]  # the text before the first placeholder
         self.is_fixed = all(name is None for _, name, _, _ in parts)  # the same name for all events
 
     def fill(self, *, type: str, source: str) -> str:
