@@ -1,6 +1,7 @@
 """Kafka: `kafka://host:9092,other:9092/…`."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
@@ -22,14 +23,27 @@ SESSION_SEC = 10.0  # other members take over from a consumer that has died afte
 BATCH = 100
 ANY_SIZE = 2**31 - 1  # bytes of a copied message: the broker decides, as it did for the message itself
 
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+_A_TOPIC = "a topic: at most 249 letters, digits, '.', '_' and '-'"
+
 _PLAIN, _TLS = {"kafka": 9092}, {"kafka+tls": 9092}
 _MECHANISM = urls.choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_OUT = Kind("Kafka", _PLAIN, _TLS, {"topic": Template, "key": Template, "mode": urls.MODE, "mechanism": _MECHANISM})
+_OUT = Kind(
+    "Kafka",
+    _PLAIN,
+    _TLS,
+    {"topic": urls.template(_TOPIC, _A_TOPIC), "key": Template, "mode": urls.MODE, "mechanism": _MECHANISM},
+)
 _IN = Kind(
     "Kafka",
     _PLAIN,
     _TLS,
-    {"group": urls.text, "session_timeout": urls.duration, "dead_letter": urls.text, "mechanism": _MECHANISM},
+    {
+        "group": urls.text,
+        "session_timeout": urls.duration,
+        "dead_letter": urls.matching(_TOPIC, _A_TOPIC),
+        "mechanism": _MECHANISM,
+    },
     "topic",
 )
 
@@ -92,6 +106,8 @@ class KafkaSource:
         self._topics = [topic for topic in self._url.path.split(",") if topic]
         if not self._topics:
             raise ConfigurationError("the Kafka URL of a subscription needs a topic: write kafka://host/topic")
+        if not all(map(_TOPIC.fullmatch, self._topics)):
+            raise ConfigurationError(f"what the Kafka URL of a subscription names must be {_A_TOPIC}")
         self._group = self._url.options.get("group", "perdure")
         self._session_ms = int(self._url.options.get("session_timeout", SESSION_SEC) * 1000)
         self._dead_letter = self._url.options.get("dead_letter")

@@ -41,16 +41,26 @@ STATUS = "Status"  # the header of a message of the server itself
 OF_STREAM = b"$JS.ACK."  # the beginning of the subject at which a message of a stream is acknowledged
 NOT_ENABLED = (10039, 10076)  # for the account, on the server
 
+_SUBJECT = re.compile(r"[^\s*>.]+(\.[^\s*>.]+)*")
+_FILTER = re.compile(r"([^\s*>.]+|\*)(\.([^\s*>.]+|\*))*(\.>)?|>")
+_NAME = re.compile(r"[^\s*>./\\]+")  # of a stream or consumer
+_A_SUBJECT = "a subject without spaces, wildcards and empty parts"
+_A_NAME = "a name without spaces, '.', '*', '>', '/' and '\\'"
+
 _PLAIN, _TLS = {"nats": 4222}, {"nats+tls": 4222, "tls": 4222}
-_OUT = Kind("NATS", _PLAIN, _TLS, {"subject": Template, "mode": urls.MODE})
+_OUT = Kind("NATS", _PLAIN, _TLS, {"subject": urls.template(_SUBJECT, _A_SUBJECT), "mode": urls.MODE})
 _IN = Kind(
     "NATS",
     _PLAIN,
     _TLS,
-    {"durable": urls.text, "subject": urls.text, "ack_wait": urls.duration, "dead_letter": urls.text},
+    {
+        "durable": urls.matching(_NAME, _A_NAME),
+        "subject": urls.matching(_FILTER, "a subject, which may have wildcards, without spaces and empty parts"),
+        "ack_wait": urls.duration,
+        "dead_letter": urls.matching(_SUBJECT, _A_SUBJECT),
+    },
     "STREAM",
 )
-_SUBJECT = re.compile(r"[^\s*>.]+(\.[^\s*>.]+)*")
 _COPIED = re.compile(
     r"(?!nats-)[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.IGNORECASE
 )  # other headers tell the server what to do
@@ -136,8 +146,10 @@ class NATSSource:
         self._nats = library("nats", "nats")
         self._url = urls.parse(url, _IN)
         options = self._url.options
-        if not self._url.path or "/" in self._url.path:
-            raise ConfigurationError("the NATS URL of a subscription needs a stream: write nats://host/STREAM")
+        if not _NAME.fullmatch(self._url.path):
+            raise ConfigurationError(
+                f"the NATS URL of a subscription needs a stream, {_A_NAME}: write nats://host/STREAM"
+            )
         self._server = self._url.shown.removesuffix(f"/{self._url.path}")
         self._origin = self._url.source("nats", self._url.path)
         self._durable = options.get("durable", "perdure")

@@ -171,6 +171,17 @@ def choice(*values: str) -> Callable[[str], str]:
     return check
 
 
+def matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
+    """Return what checks that a value matches a pattern, which `what` describes."""
+
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise ValueError(f"must be {what}")
+        return value
+
+    return check
+
+
 class Template:
     """A name with the placeholders `{type}` and `{source}` of an event, such as `orders.{type}`."""
 
@@ -190,6 +201,18 @@ class Template:
     def fill(self, *, type: str, source: str) -> str:
         """Return the name for an event."""
         return self._pattern.format(type=type, source=source)
+
+
+def template(pattern: re.Pattern[str], what: str) -> Callable[[str], Template]:
+    """Return what checks that a value is a template whose names can match a pattern, which `what` describes."""
+    check = matching(pattern, what)
+
+    def checked(value: str) -> Template:
+        found = Template(value)
+        check(found.fill(type="type", source="source"))
+        return found
+
+    return checked
 
 
 MODE = choice("structured", "binary")
