@@ -481,6 +481,10 @@ def test_json_message_without_a_mapping_is_refused() -> None:
 async def asynchronous(message: BrokerMessage) -> None: ...
 
 
+class Asynchronous:
+    async def __call__(self, message: BrokerMessage) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -488,6 +492,7 @@ async def asynchronous(message: BrokerMessage) -> None: ...
         ({"event": ""}, "must be a text that is not empty"),
         ({"convert": 5}, "must be a function"),
         ({"convert": asynchronous}, "must be a plain function"),
+        ({"convert": Asynchronous()}, "must be a plain function"),
     ],
 )
 def test_wrong_setting_of_a_subscription_is_refused(arguments: dict[str, Any], why: str) -> None:

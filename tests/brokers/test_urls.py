@@ -52,6 +52,8 @@ def test_wrong_url_of_a_publisher_is_refused(url: str, why: str) -> None:
         ("nats://host/ORDERS?subject=a..b", "the option subject of the NATS URL must be a subject, which may have"),
         ("nats://host/ORDERS?dead_letter=dead.>", "the option dead_letter of the NATS URL must be a subject without"),
         ("kafka://host/or ders", "what the Kafka URL of a subscription names must be a topic: at most 249 letters"),
+        ("kafka://host/orders,paid?dead_letter=paid", "dead_letter of the Kafka URL must be another topic"),
+        ("redis://host/0?stream=s&dead_letter=s", "dead_letter of the Redis URL must be another stream"),
         ("kafka://host/orders?dead_letter=..", "the option dead_letter of the Kafka URL must be a topic"),
         ("amqp://host/", "needs a queue: write amqp://host/?queue=name"),
         ("kafka://host", "needs a topic: write kafka://host/topic"),

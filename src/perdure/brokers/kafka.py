@@ -108,6 +108,8 @@ class KafkaSource:
             raise ConfigurationError("the Kafka URL of a subscription needs a topic: write kafka://host/topic")
         if not all(map(_TOPIC.fullmatch, self._topics)):
             raise ConfigurationError(f"what the Kafka URL of a subscription names must be {_A_TOPIC}")
+        if self._url.options.get("dead_letter") in self._topics:  # a rejected message would be rejected for ever
+            raise ConfigurationError("the option dead_letter of the Kafka URL must be another topic")
         self._group = self._url.options.get("group", "perdure")
         self._session_ms = int(self._url.options.get("session_timeout", SESSION_SEC) * 1000)
         self._dead_letter = self._url.options.get("dead_letter")

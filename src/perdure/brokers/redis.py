@@ -84,6 +84,8 @@ class RedisSource:
         options = self._url.options
         if "stream" not in options:
             raise ConfigurationError("the Redis URL of a subscription needs a stream: write redis://host/0?stream=name")
+        if options.get("dead_letter") == options["stream"]:  # a rejected message would be rejected for ever
+            raise ConfigurationError("the option dead_letter of the Redis URL must be another stream")
         self._stream = options["stream"]
         self._origin = self._url.source("redis", self._url.path or "0", self._stream)
         self._group = options.get("group", "perdure")

@@ -59,7 +59,8 @@ class Subscription:
                 raise TypeError(f"Subscription({name}=) must be a text that is not empty, not {given!r}")
         if convert is not None and not callable(convert):
             raise TypeError(f"Subscription(convert=) must be a function, not {convert!r}")
-        if inspect.iscoroutinefunction(convert):  # every message would be rejected
+        called = getattr(convert, "__call__", None)  # noqa: B004 - of an object that is no function itself
+        if any(map(inspect.iscoroutinefunction, (convert, called))):  # every message would be rejected
             raise TypeError("Subscription(convert=) must be a plain function: write `def`, not `async def`")
         self._source = _source_for(url)
         self.shown = self._source.shown
