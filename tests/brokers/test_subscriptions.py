@@ -199,6 +199,17 @@ async def test_nats_message_may_have_a_header_that_the_server_uses_itself(
     assert await broker.left(place) == 0
 
 
+async def test_message_is_stored_once_whatever_its_id(place: str, url: str, request: pytest.FixtureRequest) -> None:
+    broker = make_broker(request, "nats")
+    await broker.create(place)
+    for number, id in enumerate(("", "x" * 300, "y" * 300, "é" * 10)):
+        await broker.put(place, str(number).encode(), {"Nats-Msg-Id": id})
+    subscriptions = [Subscription(broker.subscription(place, durable=f"d{n}"), event=TYPE) for n in (1, 2)]
+    async with App(url, subscriptions=subscriptions) as app:  # each gets all messages
+        await until(lambda: [each.stored for each in subscriptions] == [4, 4])
+        assert sorted(await stored(app)) == [0, 1, 2, 3]
+
+
 async def test_nothing_is_acknowledged_while_the_database_is_away(
     broker: Broker, place: str, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -216,7 +216,7 @@ class NATSSource:
         headers = {name.lower(): value for name, value in (message.headers or {}).items()}
         # With the time, because a stream that is created again counts from 1.
         place = f"{about.sequence.stream}@{about.timestamp.isoformat()}"
-        known = headers.get("nats-msg-id", place)
+        known = headers.get("nats-msg-id") or place
         return BrokerMessage(message.data, headers, message.subject, known, self._origin, message)
 
     async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
