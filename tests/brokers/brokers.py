@@ -183,8 +183,8 @@ class Kafka(Broker):
         return self.url.removeprefix("kafka://")
 
     @asynccontextmanager
-    async def produced(self) -> AsyncIterator[Any]:
-        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=self.servers)
+    async def produced(self, **settings: Any) -> AsyncIterator[Any]:
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=self.servers, **settings)
         await producer.start()
         try:
             yield producer

@@ -7,7 +7,7 @@ import hmac
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,11 +19,11 @@ import redis.exceptions
 
 from perdure import BrokerRefusedError, BrokerUnavailableError, OutboxEvent, TerminalError
 from perdure.brokers import HTTPPublisher, Publisher, publisher_for
-from perdure.brokers.cloudevents import received
+from perdure.brokers.cloudevents import received, structured
 from perdure.http.signatures import Signatures
-from tests.brokers.brokers import Arrived, Broker
+from tests.brokers.brokers import Arrived, Broker, RabbitMQ
 from tests.brokers.conftest import make_broker
-from tests.brokers.servers import RestrictedNATSServer
+from tests.brokers.servers import RabbitMQServer, RestrictedNATSServer
 from tests.chaos.proxy import ANYTHING, Proxy
 from tests.engine.waiting import until
 
@@ -139,6 +139,53 @@ async def test_event_that_is_too_large_can_never_be_published(
             await publisher.publish(event(data=b'"%s"' % (b"x" * (1 << 20))))
         await publisher.publish(event("e-2"))
     assert [each.id for each in await broker.events(place)] == ["e-2"]
+
+
+async def test_event_that_is_too_large_for_nats_with_its_headers_can_never_be_published(
+    place: str, request: pytest.FixtureRequest
+) -> None:
+    broker = make_broker(request, "nats")
+    await broker.create(place)
+    headers = b"NATS/1.0\r\ncontent-type: application/cloudevents+json\r\nNats-Msg-Id: e-2\r\n\r\n"
+    most = (1 << 20) - len(headers) - len(structured(event(data=b'""')))  # of the data: the server's limit is 1 MiB
+    publisher = publisher_for(broker.publisher(place))
+    async with publisher:
+        with pytest.raises(TerminalError, match="too large"):
+            await publisher.publish(event("e-1", b'"%s"' % (b"x" * (most + 1))))
+        await publisher.publish(event("e-2", b'"%s"' % (b"x" * most)))
+    assert [each.id for each in await broker.events(place)] == ["e-2"]
+
+
+async def test_event_that_is_too_large_for_rabbitmq_can_never_be_published(place: str) -> None:
+    class SmallRabbitMQ(RabbitMQServer):
+        def _config(self) -> str:
+            return super()._config() + "max_message_size = 2000\n"
+
+    with SmallRabbitMQ() as server:
+        broker = RabbitMQ(server.url)
+        await broker.create(place)
+        publisher = publisher_for(broker.publisher(place))
+        async with publisher:
+            large = publisher.publish(event(data=b'"%s"' % (b"x" * 3000)))
+            small = publisher.publish(event("e-2"))
+            refused, other = await asyncio.gather(large, small, return_exceptions=True)
+        assert isinstance(refused, TerminalError)
+        assert "the event is too large" in str(refused)
+        assert other is None or isinstance(other, BrokerUnavailableError)  # the server closes the channel of both
+        async with publisher:
+            await publisher.publish(event("e-3"))
+        assert "e-3" in [each.id for each in await broker.events(place)]
+
+
+async def test_type_of_an_event_is_no_command_for_nats(place: str, request: pytest.FixtureRequest) -> None:
+    broker = make_broker(request, "nats")
+    await broker.create(place)
+    await broker.put(place, b"1")
+    publisher = publisher_for(broker.publisher(place, subject="{type}"))
+    async with publisher:
+        with pytest.raises(TerminalError, match="is reserved: choose another subject= or event type"):
+            await publisher.publish(OutboxEvent("e-1", f"$JS.API.STREAM.PURGE.{place}", "/shop", b"{}"))
+    assert len(await broker.bodies(place)) == 1
 
 
 async def test_event_whose_type_is_no_nats_subject_can_never_be_published(
@@ -331,6 +378,7 @@ class Webhook:
     status: int = 200
     answer: tuple[str, bytes] = ("text/plain", b"because")
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -341,6 +389,7 @@ def receiving() -> Iterator[Webhook]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             webhook.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            webhook.paths.append(self.path)
             self.send_response(webhook.status)
             self.send_header("content-type", webhook.answer[0])
             self.end_headers()
@@ -451,6 +500,23 @@ async def test_refusal_of_a_webhook_is_quoted(type: str, body: bytes, said: str)
             with pytest.raises(ValueError, match="refused the event with status 400: ") as caught:
                 await publisher.publish(event())
     assert str(caught.value).endswith(f": {said}")
+
+
+@pytest.mark.parametrize("status", [200, 302, 400])
+async def test_address_of_a_webhook_is_in_no_log(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")  # of all libraries
+    with receiving() as webhook:
+        webhook.status = status
+        address = webhook.url.replace("://", "://user:pa55word@")
+        async with HTTPPublisher(address) as publisher:
+            with nullcontext() if status == 200 else pytest.raises(ValueError, match="refused the event"):
+                await publisher.publish(event())
+        (headers, _) = webhook.requests[0]
+        assert headers["authorization"].startswith("Basic ")
+        assert webhook.paths == ["/hook?token=secret"]
+    assert "HTTP Request: POST http://127.0.0.1:" in caplog.text
+    for secret in ("token", "secret", "pa55word", "/hook"):
+        assert secret not in caplog.text
 
 
 async def test_unreachable_webhook_is_unavailable() -> None:

@@ -16,6 +16,7 @@ import redis.asyncio
 
 from perdure import App, Subscription, receive, subscribe, wait_event, workflow
 from perdure.brokers import BrokerMessage, ToChannel, ToEvent
+from perdure.brokers.failures import IN_HEADER_MAX
 from perdure.brokers.incoming import Source
 from perdure.engine.worker import subscriber
 from perdure.errors import BrokerUnavailableError, DatabaseUnavailableError
@@ -118,6 +119,95 @@ async def test_message_that_cannot_be_stored_blocks_no_other(
     assert caplog.text.count("was rejected, because it cannot be stored: ValueError:") == 2
     assert await broker.left(place) == 0
     assert [body for _, body in await broker.bodies(f"{place}-dead")] == bodies[1:3]
+
+
+@pytest.mark.parametrize(
+    ("reason", "copied"),
+    [
+        ("ValueError: the state is \ud800 \x00 \n", r"ValueError: the state is \ud800 ?"),
+        ("x" * 200_000, "x" * (IN_HEADER_MAX - 3) + "..."),
+    ],
+    ids=["unusual", "long"],
+)
+async def test_message_can_be_rejected_for_any_reason(broker: Broker, place: str, reason: str, copied: str) -> None:
+    await broker.create(place)
+    await broker.put(place, b"not JSON", {"id": "m-1"})
+    source = Subscription(broker.subscription(place)).source
+    async with source:
+        (message,) = await _next_of(source)
+        await source.reject(message, reason)
+    assert await broker.left(place) == 0
+    ((headers, body),) = await broker.bodies(f"{place}-dead")
+    assert body == b"not JSON"
+    if broker.name != "rabbitmq":  # which says itself why
+        assert headers["ce-perdure-reason" if broker.name == "redis" else "perdure-reason"] == copied
+
+
+async def _next_of(source: Source) -> Sequence[BrokerMessage]:
+    while not (found := await source.fetch()):
+        pass
+    return found
+
+
+@pytest.mark.parametrize("name", ["nats", "kafka"])
+async def test_rejected_message_of_any_size_goes_to_the_dead_letter_address(
+    name: str, place: str, url: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker: Any = make_broker(request, name)
+    await broker.create(place)
+    body = b"x" * (1 << 20)  # the maximum of the NATS server, and more than producers of Kafka send by default
+    if name == "kafka":
+        async with broker.produced(max_request_size=1 << 24) as producer:
+            await producer.send_and_wait(place, body)
+    else:
+        await broker.put(place, body)
+    subscription = Subscription(broker.subscription(place))
+    async with App(url, subscriptions=[subscription]):
+        await until(lambda: subscription.rejected == 1)
+    assert "is unavailable" not in caplog.text
+    assert await broker.left(place) == 0
+    assert [found for _, found in await broker.bodies(f"{place}-dead")] == [body]
+
+
+async def test_headers_for_a_nats_stream_are_not_sent_to_that_of_rejected_messages(
+    place: str, url: str, request: pytest.FixtureRequest
+) -> None:
+    broker = make_broker(request, "nats")
+    await broker.create(place)
+    await broker.put(place, b"not JSON", {"Nats-Expected-Stream": place, "Tenant": "acme"})
+    subscription = Subscription(broker.subscription(place))
+    async with App(url, subscriptions=[subscription]):
+        await until(lambda: subscription.rejected == 1)
+    ((headers, body),) = await broker.bodies(f"{place}-dead")
+    assert (headers["tenant"], body) == ("acme", b"not JSON")
+    assert "nats-expected-stream" not in headers
+
+
+@pytest.mark.parametrize("status", ["shipped", "404", "100"])
+async def test_nats_message_may_have_a_header_that_the_server_uses_itself(
+    status: str, place: str, url: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = make_broker(request, "nats")
+    await broker.create(place)
+    for number in range(3):
+        await broker.put(place, structured(f"e-{number}", number), {"Status": status})
+    subscription = Subscription(broker.subscription(place))
+    async with App(url, subscriptions=[subscription]) as app:
+        await until(lambda: has(app, [0, 1, 2]))
+        await until(lambda: subscription.stored == 3)
+    assert "cannot be used" not in caplog.text
+    assert await broker.left(place) == 0
+
+
+async def test_message_is_stored_once_whatever_its_id(place: str, url: str, request: pytest.FixtureRequest) -> None:
+    broker = make_broker(request, "nats")
+    await broker.create(place)
+    for number, id in enumerate(("", "x" * 300, "y" * 300, "é" * 10)):
+        await broker.put(place, str(number).encode(), {"Nats-Msg-Id": id})
+    subscriptions = [Subscription(broker.subscription(place, durable=f"d{n}"), event=TYPE) for n in (1, 2)]
+    async with App(url, subscriptions=subscriptions) as app:  # each gets all messages
+        await until(lambda: [each.stored for each in subscriptions] == [4, 4])
+        assert sorted(await stored(app)) == [0, 1, 2, 3]
 
 
 async def test_nothing_is_acknowledged_while_the_database_is_away(
@@ -402,6 +492,10 @@ def test_json_message_without_a_mapping_is_refused() -> None:
 async def asynchronous(message: BrokerMessage) -> None: ...
 
 
+class Asynchronous:
+    async def __call__(self, message: BrokerMessage) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -409,6 +503,7 @@ async def asynchronous(message: BrokerMessage) -> None: ...
         ({"event": ""}, "must be a text that is not empty"),
         ({"convert": 5}, "must be a function"),
         ({"convert": asynchronous}, "must be a plain function"),
+        ({"convert": Asynchronous()}, "must be a plain function"),
     ],
 )
 def test_wrong_setting_of_a_subscription_is_refused(arguments: dict[str, Any], why: str) -> None:

@@ -23,6 +23,9 @@ PASSWORD = "s3cr3t-w0rd"
         ("nats://host?subject=a.{typ}", "the option subject of the NATS URL must be a text in which only {type} and"),
         ("nats://host?subject={type.__class__}", "the option subject of the NATS URL must be a text"),
         ("nats://host?subject={type!r}", "the option subject of the NATS URL must be a text"),
+        ("nats://host?subject=order paid", "the option subject of the NATS URL must be a subject without spaces"),
+        ("nats://host?subject=orders..{type}", "the option subject of the NATS URL must be a subject without spaces"),
+        ("kafka://host?topic=orders/{type}", "the option topic of the Kafka URL must be a topic: at most 249 letters"),
         ("nats://host?subject=", "the option subject of the NATS URL must not be empty"),
         ("nats://host?mode=json", "the option mode of the NATS URL must be one of structured, binary"),
         ("redis://host/0?maxlen=0", "the option maxlen of the Redis URL must be a whole number greater than 0"),
@@ -31,6 +34,7 @@ PASSWORD = "s3cr3t-w0rd"
         ("kafka://host?mechanism=NTLM", "the option mechanism of the Kafka URL must be one of PLAIN"),
         ("https:///path", "the webhook URL is malformed"),
         ("https://host:99999/path", "the webhook URL is malformed"),
+        ("https://host/path\n", "the webhook URL is malformed"),
     ],
 )
 def test_wrong_url_of_a_publisher_is_refused(url: str, why: str) -> None:
@@ -42,18 +46,32 @@ def test_wrong_url_of_a_publisher_is_refused(url: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("nats://host", "needs a stream: write nats://host/STREAM"),
+        ("nats://host", "needs a stream, a name without spaces, '.', '*', '>', '/' and '\\': write nats://host/STREAM"),
+        ("nats://host/ORDERS.new", "needs a stream, a name without spaces, '.'"),
+        ("nats://host/ORDERS?durable=a.b", "the option durable of the NATS URL must be a name without spaces, '.'"),
+        ("nats://host/ORDERS?subject=a..b", "the option subject of the NATS URL must be a subject, which may have"),
+        ("nats://host/ORDERS?dead_letter=dead.>", "the option dead_letter of the NATS URL must be a subject without"),
+        ("kafka://host/or ders", "what the Kafka URL of a subscription names must be a topic: at most 249 letters"),
+        ("kafka://host/orders,paid?dead_letter=paid", "dead_letter of the Kafka URL must be another topic"),
+        ("redis://host/0?stream=s&dead_letter=s", "dead_letter of the Redis URL must be another stream"),
+        ("kafka://host/orders?dead_letter=..", "the option dead_letter of the Kafka URL must be a topic"),
         ("amqp://host/", "needs a queue: write amqp://host/?queue=name"),
         ("kafka://host", "needs a topic: write kafka://host/topic"),
         ("redis://host/0", "needs a stream: write redis://host/0?stream=name"),
         ("https://host", "takes the URL of NATS, RabbitMQ, Kafka or Redis"),
         ("redis://host/0?stream=s&claim_after=-1", "must be a number of seconds greater than 0"),
+        ("amqp://host/?queue=q&prefetch=65536", "the option prefetch of the RabbitMQ URL must be at most 65535"),
     ],
 )
 def test_wrong_url_of_a_subscription_is_refused(url: str, why: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Subscription(url)
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("subject", ["orders", "orders.*.paid", "orders.>", ">", "*"])
+def test_subscription_to_nats_may_have_wildcards(subject: str) -> None:
+    assert Subscription(f"nats://host/ORDERS?subject={subject}").shown
 
 
 @pytest.mark.parametrize(

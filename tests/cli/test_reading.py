@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure import App, WorkflowFailedError
+from perdure import App, OutboxEvent, WorkflowFailedError
+from perdure.codecs import Encrypted
 from perdure.storage.stores import shift_clock
 from tests.cli.programs import Cli
 from tests.cli.shop import counter, order, until_unpaid
@@ -206,3 +207,16 @@ async def test_values_are_decoded_and_encoded_as_the_app_does(
     assert "confidential" not in plain.out
     stored = await cli("sql", "SELECT input_data FROM workflow_instances", "--database", file.url)
     assert "confidential" not in stored.out
+
+
+async def test_error_of_a_parked_event_is_shown_with_the_key_only(file: Database, cli: Cli) -> None:
+    async with App(file.url, workflows=[], codec=Encrypted({"k1": bytes(32)})) as app:
+        storage = storage_of(app)
+        await storage.add_outbox_event(OutboxEvent("e-1", "order.paid", "shop", b'{"card": 4000}'))
+        await storage.mark_outbox_event_failed("e-1", error="no route for confidential")
+    url = ("--database", file.url)
+    hidden = "<encrypted with key 'k1'>"
+    (event,) = (await cli("outbox", "list", "-o", "json", *url)).json["events"]
+    assert (event["last_error"], event["data"]) == (hidden, hidden)
+    assert hidden in (await cli("outbox", "list", *url)).out
+    assert (await cli("doctor", "-o", "json", *url, code=1)).json["checks"][-1]["found"].endswith(f" was: {hidden}")

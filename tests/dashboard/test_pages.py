@@ -409,8 +409,11 @@ async def test_encrypted_values_are_shown_with_the_key_only(backend_database: Ba
         async with App(database.url, codec=Encrypted({"k1": new_key()})) as app:
             await shop.order.options(id="order-1")("A-1", card="4000 1234")
             await failed("A-2")
+            await storage_of(app).add_outbox_event(OutboxEvent("e-1", "order.paid", "shop", b"{}"))
+            await storage_of(app).mark_outbox_event_failed("e-1", error="no card 4000 1234")
             async with connected(app) as http:
                 assert "4000 1234" in (await http.get("/runs/order-1")).text
+                assert "no card 4000 1234" in (await http.get("/outbox?state=invalid")).text
                 assert (await http.get("/index.json")).json()["failures"][0]["type"].endswith("PaymentError")
                 search = await http.get("/runs?q=state:completed input.card:4000")
                 assert search.status_code == 422
@@ -421,3 +424,5 @@ async def test_encrypted_values_are_shown_with_the_key_only(backend_database: Ba
                 assert page.status_code == 200, path
                 assert "4000 1234" not in page.text
             assert "encrypted with key" in (await http.get("/runs/order-1.json")).json()["input"]
+            (event,) = (await http.get("/outbox.json?state=invalid")).json()["events"]
+            assert event["error"] == "<encrypted with key 'k1'>"

@@ -4,12 +4,20 @@ import ssl
 
 from perdure.errors import BrokerRefusedError, BrokerUnavailableError
 
+IN_HEADER_MAX = 500  # characters of a reason
 UNKNOWN_ISSUER = (18, 19, 20, 21)  # codes of OpenSSL: none of the known CAs has issued the certificate
 
 
 def text(error: BaseException) -> str:
     """Return the message of an error, or its type if it has none."""
     return str(error) or type(error).__name__
+
+
+def in_a_header(reason: str) -> str:
+    """Return a text, such as an error that quotes a message, as a short line that every broker takes."""
+    line = " ".join(reason[: 2 * IN_HEADER_MAX].split()).encode(errors="backslashreplace").decode()
+    line = "".join(character if character.isprintable() else "?" for character in line)
+    return line if len(line) <= IN_HEADER_MAX else f"{line[: IN_HEADER_MAX - 3]}..."
 
 
 def not_answering(shown: str, error: BaseException) -> BrokerUnavailableError:

@@ -46,7 +46,7 @@ class HTTPPublisher:
     ) -> None:
         self._httpx = library("httpx", "webhooks")
         url = Secret(url)
-        if (shown := _shown(url)) is None:
+        if (shown := _shown(url)) is None or (address := _address(self._httpx, url, shown)) is None:
             raise ConfigurationError("the webhook URL is malformed: write https://host/path, or https://host:port/path")
         try:
             MODE(mode)
@@ -55,7 +55,7 @@ class HTTPPublisher:
         if ca_file is not None and not shown.startswith("https:"):
             raise ConfigurationError("HTTPPublisher(ca_file=) is only for encrypted connections: write https://")
         self._verify = True if ca_file is None else client_context(ca_file, "HTTPPublisher(ca_file=)")
-        self._url = url
+        self._address = address
         self._mode = mode
         self._key = None if signing_key is None else _key(signing_key)
         self.shown = shown
@@ -78,8 +78,10 @@ class HTTPPublisher:
         body, headers = cloudevents.message(event, self._mode, _ATTRIBUTE)
         headers = {name: _quoted(value) if name.startswith(_ATTRIBUTE) else value for name, value in headers.items()}
         headers |= self._signature(_webhook_id(event.event_id), body)
+        request = self._client.build_request("POST", self._address, content=body, headers=headers)
+        request.url = self._address
         try:
-            response = await self._client.post(str(self._url), content=body, headers=headers)
+            response = await self._client.send(request)
         except self._httpx.ReadTimeout as error:  # this event may be what takes so long
             raise TimeoutError(f"{self.shown} did not answer within {TIMEOUT_SEC:g} s") from error
         except self._httpx.ConnectError as error:
@@ -112,6 +114,21 @@ def _shown(url: Secret) -> str | None:
         return None
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}" + ("" if port is None else f":{port}")
+
+
+def _address(httpx: Any, url: Secret, shown: str) -> Any:
+    """Return the URL of the requests, which httpx logs without what may be a secret; None if it is malformed."""
+
+    class Address(httpx.URL):  # type: ignore[misc]
+        def __str__(self) -> str:
+            return shown
+
+        __repr__ = __str__
+
+    try:
+        return Address(str(url))
+    except httpx.InvalidURL:
+        return None
 
 
 def _said(response: Any) -> str:

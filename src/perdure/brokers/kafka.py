@@ -1,6 +1,7 @@
 """Kafka: `kafka://host:9092,other:9092/…`."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
@@ -8,10 +9,10 @@ from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
-from perdure.brokers.failures import login_refused, missing, not_answering, not_connected, not_permitted
+from perdure.brokers.failures import in_a_header, login_refused, missing, not_answering, not_connected, not_permitted
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
-from perdure.errors import BrokerUnavailableError, ConfigurationError, TerminalError
+from perdure.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError, TerminalError
 from perdure.model.records import OutboxEvent
 
 START_SEC = 20.0
@@ -20,15 +21,29 @@ REQUEST_SEC = 10.0  # less than ANSWER_SEC, so that the library says what is wro
 FETCH_SEC = 1.0
 SESSION_SEC = 10.0  # other members take over from a consumer that has died after this time
 BATCH = 100
+ANY_SIZE = 2**31 - 1  # bytes of a copied message: the broker decides, as it did for the message itself
+
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+_A_TOPIC = "a topic: at most 249 letters, digits, '.', '_' and '-'"
 
 _PLAIN, _TLS = {"kafka": 9092}, {"kafka+tls": 9092}
 _MECHANISM = urls.choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_OUT = Kind("Kafka", _PLAIN, _TLS, {"topic": Template, "key": Template, "mode": urls.MODE, "mechanism": _MECHANISM})
+_OUT = Kind(
+    "Kafka",
+    _PLAIN,
+    _TLS,
+    {"topic": urls.template(_TOPIC, _A_TOPIC), "key": Template, "mode": urls.MODE, "mechanism": _MECHANISM},
+)
 _IN = Kind(
     "Kafka",
     _PLAIN,
     _TLS,
-    {"group": urls.text, "session_timeout": urls.duration, "dead_letter": urls.text, "mechanism": _MECHANISM},
+    {
+        "group": urls.text,
+        "session_timeout": urls.duration,
+        "dead_letter": urls.matching(_TOPIC, _A_TOPIC),
+        "mechanism": _MECHANISM,
+    },
     "topic",
 )
 
@@ -91,6 +106,10 @@ class KafkaSource:
         self._topics = [topic for topic in self._url.path.split(",") if topic]
         if not self._topics:
             raise ConfigurationError("the Kafka URL of a subscription needs a topic: write kafka://host/topic")
+        if not all(map(_TOPIC.fullmatch, self._topics)):
+            raise ConfigurationError(f"what the Kafka URL of a subscription names must be {_A_TOPIC}")
+        if self._url.options.get("dead_letter") in self._topics:  # a rejected message would be rejected for ever
+            raise ConfigurationError("the option dead_letter of the Kafka URL must be another topic")
         self._group = self._url.options.get("group", "perdure")
         self._session_ms = int(self._url.options.get("session_timeout", SESSION_SEC) * 1000)
         self._dead_letter = self._url.options.get("dead_letter")
@@ -104,7 +123,7 @@ class KafkaSource:
         self._after_rejected.clear()
         async with AsyncExitStack() as session:
             if self._dead_letter is not None:
-                producer = _producer(self._aiokafka, self._url)
+                producer = _producer(self._aiokafka, self._url, max_request_size=ANY_SIZE)
                 self._producer = await session.enter_async_context(_started(self._aiokafka, producer, self._url))
             consumer = self._aiokafka.AIOKafkaConsumer(
                 *self._topics,
@@ -169,13 +188,18 @@ class KafkaSource:
         """Copy a message to the dead-letter topic, if there is one, and continue after it."""
         record: Any = message.handle
         if self._dead_letter is not None:
-            headers = [*record.headers, ("perdure-reason", reason.encode())]
+            headers = [*record.headers, ("perdure-reason", in_a_header(reason).encode())]
             with _answering(self._aiokafka, self.shown):
                 try:
                     async with asyncio.timeout(ANSWER_SEC):
                         await self._producer.send_and_wait(self._dead_letter, record.value, record.key, headers=headers)
                 except self._aiokafka.errors.UnknownTopicOrPartitionError as error:
                     raise self._missing([self._dead_letter]) from error
+                except self._aiokafka.errors.MessageSizeTooLargeError as error:
+                    raise BrokerRefusedError(
+                        f"a message of {self.shown} is too large for the topic {self._dead_letter!r} of dead_letter=: "
+                        "raise max.message.bytes of the topic"
+                    ) from error
         offset = self._offset_after(message)
         self._after_rejected.update(offset)
         await self._commit(offset)
@@ -185,8 +209,8 @@ def _headers(headers: dict[str, str]) -> list[tuple[str, bytes]]:
     return [(name, value.encode()) for name, value in headers.items()]
 
 
-def _producer(aiokafka: Any, url: BrokerURL) -> Any:
-    return aiokafka.AIOKafkaProducer(acks="all", enable_idempotence=True, **_connection(url))
+def _producer(aiokafka: Any, url: BrokerURL, **settings: Any) -> Any:
+    return aiokafka.AIOKafkaProducer(acks="all", enable_idempotence=True, **_connection(url), **settings)
 
 
 def _connection(url: BrokerURL) -> dict[str, Any]:

@@ -5,14 +5,22 @@ A session is one connection, which never reconnects on its own: the relay and th
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
-from perdure.brokers.failures import login_refused, missing, not_answering, not_connected, not_permitted, text
+from perdure.brokers.failures import (
+    in_a_header,
+    login_refused,
+    missing,
+    not_answering,
+    not_connected,
+    not_permitted,
+    text,
+)
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
 from perdure.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError, TerminalError
@@ -29,18 +37,33 @@ ACK_SEC = 30.0  # the server delivers a message again that is not acknowledged b
 STREAM_NOT_FOUND = 10059  # error codes of JetStream
 MESSAGE_TOO_LARGE = 10054  # for the stream
 NO_ANSWERS = "permissions violation for subscription"  # to the subjects of answers
+STATUS = "Status"  # the header of a message of the server itself
+OF_STREAM = b"$JS.ACK."  # the beginning of the subject at which a message of a stream is acknowledged
 NOT_ENABLED = (10039, 10076)  # for the account, on the server
 
+_SUBJECT = re.compile(r"[^\s*>.]+(\.[^\s*>.]+)*")
+_FILTER = re.compile(r"([^\s*>.]+|\*)(\.([^\s*>.]+|\*))*(\.>)?|>")
+_NAME = re.compile(r"[^\s*>./\\]+")  # of a stream or consumer
+_A_SUBJECT = "a subject without spaces, wildcards and empty parts"
+_A_NAME = "a name without spaces, '.', '*', '>', '/' and '\\'"
+
 _PLAIN, _TLS = {"nats": 4222}, {"nats+tls": 4222, "tls": 4222}
-_OUT = Kind("NATS", _PLAIN, _TLS, {"subject": Template, "mode": urls.MODE})
+_OUT = Kind("NATS", _PLAIN, _TLS, {"subject": urls.template(_SUBJECT, _A_SUBJECT), "mode": urls.MODE})
 _IN = Kind(
     "NATS",
     _PLAIN,
     _TLS,
-    {"durable": urls.text, "subject": urls.text, "ack_wait": urls.duration, "dead_letter": urls.text},
+    {
+        "durable": urls.matching(_NAME, _A_NAME),
+        "subject": urls.matching(_FILTER, "a subject, which may have wildcards, without spaces and empty parts"),
+        "ack_wait": urls.duration,
+        "dead_letter": urls.matching(_SUBJECT, _A_SUBJECT),
+    },
     "STREAM",
 )
-_SUBJECT = re.compile(r"[^\s*>.]+(\.[^\s*>.]+)*")
+_COPIED = re.compile(
+    r"(?!nats-)[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.IGNORECASE
+)  # other headers tell the server what to do
 
 
 class NATSPublisher:
@@ -76,14 +99,16 @@ class NATSPublisher:
         subject = self._subject.fill(type=event.event_type, source=event.event_source)
         if not _SUBJECT.fullmatch(subject):
             raise TerminalError(f"{subject!r} is no subject of NATS: choose another subject= or event type")
+        if subject.startswith("$") and not self._subject.start:  # such as a command that deletes a stream
+            raise TerminalError(f"the subject {subject!r} is reserved: choose another subject= or event type")
         body, headers = cloudevents.message(event, self._mode, "ce-")
         headers["Nats-Msg-Id"] = event.event_id
+        if _size(body, headers) > self._connection.client.max_payload:  # the server would close the connection
+            raise TerminalError(f"the event is too large for {self.shown}")
         errors, refused = self._nats.errors, self._nats.js.errors
         try:
             publishing = self._stream.publish(subject, body, headers=headers)
             await self._connection.unless_closed(publishing, subject)
-        except errors.MaxPayloadError as error:
-            raise TerminalError(f"the event is too large for {self.shown}") from error
         except refused.NoStreamResponseError as error:
             raise await self._untaken(subject) from error
         except refused.ServiceUnavailableError as error:
@@ -121,8 +146,10 @@ class NATSSource:
         self._nats = library("nats", "nats")
         self._url = urls.parse(url, _IN)
         options = self._url.options
-        if not self._url.path or "/" in self._url.path:
-            raise ConfigurationError("the NATS URL of a subscription needs a stream: write nats://host/STREAM")
+        if not _NAME.fullmatch(self._url.path):
+            raise ConfigurationError(
+                f"the NATS URL of a subscription needs a stream, {_A_NAME}: write nats://host/STREAM"
+            )
         self._server = self._url.shown.removesuffix(f"/{self._url.path}")
         self._origin = self._url.source("nats", self._url.path)
         self._durable = options.get("durable", "perdure")
@@ -189,7 +216,7 @@ class NATSSource:
         headers = {name.lower(): value for name, value in (message.headers or {}).items()}
         # With the time, because a stream that is created again counts from 1.
         place = f"{about.sequence.stream}@{about.timestamp.isoformat()}"
-        known = headers.get("nats-msg-id", place)
+        known = headers.get("nats-msg-id") or place
         return BrokerMessage(message.data, headers, message.subject, known, self._origin, message)
 
     async def acknowledge(self, messages: Sequence[BrokerMessage]) -> None:
@@ -205,13 +232,21 @@ class NATSSource:
         handle: Any = message.handle
         with self._answering():
             if self._dead_letter is not None:
-                headers = {**(handle.headers or {}), "Perdure-Reason": " ".join(reason.split())}
-                headers["Nats-Msg-Id"] = f"rejected {message.source} {message.id}"
-                await self._publish_rejected(message.body, headers)
+                own = {"Perdure-Reason": reason, "Nats-Msg-Id": f"rejected {message.source} {message.id}"}
+                own = {name: in_a_header(value) for name, value in own.items()}
+                await self._publish_rejected(message.body, self._copied(message.body, handle.headers or {}, own))
             await handle.term()
             self._open.pop(id(handle), None)
 
-    async def _publish_rejected(self, body: bytes, headers: dict[str, str]) -> None:
+    def _copied(self, body: bytes, headers: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str] | None:
+        """Return the headers of a copy, as far as the server takes a message of that size."""
+        kept = {name: value for name, value in headers.items() if _COPIED.fullmatch(name)}
+        for found in ({**kept, **own}, {**own}):
+            if _size(body, found) <= self._connection.client.max_payload:
+                return found
+        return None
+
+    async def _publish_rejected(self, body: bytes, headers: dict[str, str] | None) -> None:
         try:
             await self._stream.publish(self._dead_letter, body, headers=headers)
         except self._nats.js.errors.NoStreamResponseError as error:
@@ -241,6 +276,12 @@ class NATSSource:
         if isinstance(error, (self._nats.js.errors.ServiceUnavailableError, self._nats.js.errors.ServerError)):
             return BrokerUnavailableError(f"{self.shown} is not ready: {text(error)}")
         return BrokerRefusedError(f"{self.shown} refuses to work: {text(error)}")
+
+
+def _size(body: bytes, headers: Mapping[str, str]) -> int:
+    """Return the number of bytes of a message, as the server counts them. The library counts those of the body."""
+    lines = ["NATS/1.0", *(f"{name}: {value}" for name, value in headers.items()), ""]
+    return len(body) + sum(len(line.encode()) + 2 for line in lines)
 
 
 class _NotPermittedError(Exception):
@@ -309,7 +350,7 @@ class _Connection:
 
 @asynccontextmanager
 async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[_Connection]:
-    connection = _Connection(nats.NATS() if url.tls is None else _encrypted_client(nats))
+    connection = _Connection(_client(nats, encrypted=url.tls is not None))
     account: dict[str, Any] = {}
     if url.password:
         account = {"user": str(url.user), "password": str(url.password)}
@@ -347,18 +388,25 @@ async def _connected(nats: Any, url: BrokerURL) -> AsyncIterator[_Connection]:
         await connection.close()
 
 
-def _encrypted_client(nats: Any) -> Any:
-    """Return a client for connections with TLS.
+def _client(nats: Any, *, encrypted: bool) -> Any:
+    """Return a client that corrects two things in the library.
 
-    The library itself would send the password unencrypted to a server that does not ask for TLS, or if someone between
-    the two has removed this from its first message.
+    - It would send the password unencrypted to a server that does not ask for TLS, or if someone between the two has
+      removed this from its first message.
+    - It takes a message of a stream that has the header `Status` for one of the server, and does not return it.
     """
 
     class Client(nats.NATS):  # type: ignore[misc]
         def _connect_command(self) -> Any:
-            if not self._server_info.get("tls_required"):
+            if encrypted and not self._server_info.get("tls_required"):
                 raise nats.errors.SecureConnWantedError
             return super()._connect_command()
+
+        def _build_message(self, *message: Any) -> Any:
+            *place, reply, data, headers = message
+            if reply.startswith(OF_STREAM) and headers and STATUS in headers:
+                headers = {name.lower() if name == STATUS else name: value for name, value in headers.items()}
+            return super()._build_message(*place, reply, data, headers)
 
     return Client()
 

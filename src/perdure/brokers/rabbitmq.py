@@ -18,11 +18,12 @@ CONNECT_SEC = 10.0
 ANSWER_SEC = 15.0  # less than the relay allows for one event
 FETCH_SEC = 5.0
 PREFETCH = 100
+PREFETCH_MAX = 65_535
 SHORT_MAX = 255  # bytes of a routing key and of some properties
 
 _PLAIN, _TLS = {"amqp": 5672}, {"amqps": 5671}
 _OUT = Kind("RabbitMQ", _PLAIN, _TLS, {"exchange": urls.text, "routing_key": Template, "mode": urls.MODE}, "vhost")
-_IN = Kind("RabbitMQ", _PLAIN, _TLS, {"queue": urls.text, "prefetch": urls.count}, "vhost")
+_IN = Kind("RabbitMQ", _PLAIN, _TLS, {"queue": urls.text, "prefetch": urls.count_to(PREFETCH_MAX)}, "vhost")
 
 
 class RabbitMQPublisher:
@@ -88,6 +89,10 @@ class RabbitMQPublisher:
                 await self._exchange.publish(message, key, mandatory=True, timeout=ANSWER_SEC)
             except exceptions.PublishError as error:
                 raise LookupError(self._unrouted(key)) from error
+            except exceptions.ChannelPreconditionFailed as error:  # it has closed the channel, which all events share
+                if f"message size {len(body)} is larger" not in str(error):
+                    raise
+                raise TerminalError(f"the event is too large for {self.shown}: {text(error)}") from error
             except exceptions.DeliveryError as error:  # of a full queue, for example
                 said = f"a queue of {self.shown} does not accept the event: {text(error)}"
                 if self._routing_key.is_fixed:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from perdure.brokers import cloudevents, urls
 from perdure.brokers.extras import library
-from perdure.brokers.failures import login_refused, not_answering, not_connected, not_permitted
+from perdure.brokers.failures import in_a_header, login_refused, not_answering, not_connected, not_permitted
 from perdure.brokers.incoming import BrokerMessage
 from perdure.brokers.urls import BrokerURL, Kind, Template
 from perdure.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError
@@ -84,6 +84,8 @@ class RedisSource:
         options = self._url.options
         if "stream" not in options:
             raise ConfigurationError("the Redis URL of a subscription needs a stream: write redis://host/0?stream=name")
+        if options.get("dead_letter") == options["stream"]:  # a rejected message would be rejected for ever
+            raise ConfigurationError("the option dead_letter of the Redis URL must be another stream")
         self._stream = options["stream"]
         self._origin = self._url.source("redis", self._url.path or "0", self._stream)
         self._group = options.get("group", "perdure")
@@ -185,7 +187,7 @@ class RedisSource:
         id, fields = _handle(message)
         with _answering(self.shown):
             if self._dead_letter is not None:
-                about = {b"perdure-id": id, b"perdure-reason": reason.encode()}
+                about = {b"perdure-id": id, b"perdure-reason": in_a_header(reason).encode()}
                 await self._client.xadd(self._dead_letter, {**(fields or {}), **about})
             await self._client.xack(self._stream, self._group, id)
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 
 from perdure.brokers import cloudevents
 from perdure.brokers.incoming import BrokerMessage, Source, ToChannel, ToEvent
@@ -12,7 +13,8 @@ from perdure.brokers.rabbitmq import RabbitMQSource
 from perdure.brokers.redis import RedisSource
 from perdure.brokers.urls import by_scheme
 from perdure.database.secret import Secret
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, LimitError
+from perdure.model import limits
 from perdure.model.header_attributes import TRACE, from_attributes
 from perdure.model.headers import Headers
 
@@ -59,7 +61,8 @@ class Subscription:
                 raise TypeError(f"Subscription({name}=) must be a text that is not empty, not {given!r}")
         if convert is not None and not callable(convert):
             raise TypeError(f"Subscription(convert=) must be a function, not {convert!r}")
-        if inspect.iscoroutinefunction(convert):  # every message would be rejected
+        called = getattr(convert, "__call__", None)  # noqa: B004 - of an object that is no function itself
+        if any(map(inspect.iscoroutinefunction, (convert, called))):  # every message would be rejected
             raise TypeError("Subscription(convert=) must be a plain function: write `def`, not `async def`")
         self._source = _source_for(url)
         self.shown = self._source.shown
@@ -97,9 +100,17 @@ def _completed(found: object, message: BrokerMessage) -> ToEvent | ToChannel | N
         return None
     if not isinstance(found, ToEvent | ToChannel):
         raise ValueError(f"convert= returned {type(found).__name__}, not ToEvent, ToChannel or None")
-    id = message.id if found.id is None else found.id
+    id = _storable(message.id) if found.id is None else found.id
     source = message.source if found.source is None else found.source
     return replace(found, id=id, source=source, headers=found.headers or _trace(message))
+
+
+def _storable(id: str | None) -> str | None:
+    """Return the id of a message of a broker, or a digest of it if it is too long, for example."""
+    try:
+        return None if id is None else limits.name(id)
+    except LimitError:
+        return blake2b(str(id).encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
 def _trace(message: BrokerMessage) -> Headers:

@@ -138,6 +138,17 @@ def count(value: str) -> int:
     return int(value)
 
 
+def count_to(most: int) -> Callable[[str], int]:
+    """Return what checks that a value is a number from 1 to `most`."""
+
+    def check(value: str) -> int:
+        if (found := count(value)) > most:
+            raise ValueError(f"must be at most {most}")
+        return found
+
+    return check
+
+
 def duration(value: str) -> float:
     """Return a number of seconds above 0."""
     try:
@@ -160,6 +171,17 @@ def choice(*values: str) -> Callable[[str], str]:
     return check
 
 
+def matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
+    """Return what checks that a value matches a pattern, which `what` describes."""
+
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise ValueError(f"must be {what}")
+        return value
+
+    return check
+
+
 class Template:
     """A name with the placeholders `{type}` and `{source}` of an event, such as `orders.{type}`."""
 
@@ -173,11 +195,24 @@ class Template:
         if any(name not in (None, "type", "source") or form or how for _, name, form, how in parts):
             raise ValueError("must be a text in which only {type} and {source} are replaced; write a brace as {{ or }}")
         self._pattern = pattern
+        self.start = parts[0][0]  # the text before the first placeholder
         self.is_fixed = all(name is None for _, name, _, _ in parts)  # the same name for all events
 
     def fill(self, *, type: str, source: str) -> str:
         """Return the name for an event."""
         return self._pattern.format(type=type, source=source)
+
+
+def template(pattern: re.Pattern[str], what: str) -> Callable[[str], Template]:
+    """Return what checks that a value is a template whose names can match a pattern, which `what` describes."""
+    check = matching(pattern, what)
+
+    def checked(value: str) -> Template:
+        found = Template(value)
+        check(found.fill(type="type", source="source"))
+        return found
+
+    return checked
 
 
 MODE = choice("structured", "binary")

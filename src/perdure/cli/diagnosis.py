@@ -13,6 +13,7 @@ from typing import Any, Literal
 from perdure.cli.sqlite_file import fetch_rows
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
+from perdure.engine.api import values
 from perdure.engine.api.client import Client
 from perdure.engine.worker.stuck import oldest_due
 from perdure.errors import PerdureError
@@ -268,9 +269,10 @@ async def _stuck(client: Client) -> Check:
 async def _outbox(client: Client) -> Check:
     parked = await list_events(client, OutboxStatus.INVALID, STUCK_SHOWN)
     if parked:
-        shown = f"{len(parked)}{' or more' if len(parked) == STUCK_SHOWN else ''} parked, the last error was: "
+        count = f"{len(parked)}{' or more' if len(parked) == STUCK_SHOWN else ''}"
+        said = values.shown(parked[-1].last_error or "None")
         advice = "perdure outbox list --status invalid, then perdure outbox retry"
-        return Check("outbox", "problem", shown + str(parked[-1].last_error), advice)
+        return Check("outbox", "problem", f"{count} parked, the last error was: {said}", advice)
     pending = await list_events(client, OutboxStatus.PENDING, 1)
     now = datetime.now(UTC)
     if pending and pending[0].created_at is not None and now - pending[0].created_at > LAG_MAX:

@@ -8,6 +8,7 @@ from perdure.dashboard.actions import acted, reason_of
 from perdure.dashboard.pages import Dashboard, Page, Visit, place_of, redirect, token_of
 from perdure.dashboard.run import NOTES
 from perdure.engine.api.queries import COUNT_MAX
+from perdure.engine.api.values import shown
 from perdure.http.problems import Problem
 from perdure.model.records import OutboxEvent, OutboxStatus
 
@@ -46,7 +47,7 @@ def _entry(dashboard: Dashboard, event: OutboxEvent) -> dict[str, object]:
         "created_at": event.created_at,
         "published_at": event.published_at,
         "retries": event.retry_count,
-        "error": dashboard.redact(event.last_error or "", "error"),
+        "error": dashboard.redact(shown(event.last_error or ""), "error"),
     }
 
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from perdure.engine.api.run_info import ErrorInfo, RunInfo
 from perdure.engine.api.step_info import HistoryEntry, StepInfo
+from perdure.engine.api.values import shown
 from perdure.engine.history.codec import encode
 from perdure.errors import SerializationError
 from perdure.inspection.schedules import ScheduleInfo
 from perdure.inspection.trees import RunTree
 from perdure.inspection.workers import WorkerInfo
-from perdure.model.envelopes import Unreadable
+from perdure.model.envelopes import Unreadable, unreadable
 from perdure.model.records import OutboxEvent
 
 Document = dict[str, Any]
@@ -116,7 +117,7 @@ def event_document(event: OutboxEvent) -> Document:
         "source": event.event_source,
         "status": str(event.status),
         "attempts": event.retry_count,
-        "last_error": event.last_error,
+        "last_error": event.last_error and shown(event.last_error),
         "created_at": stamp(event.created_at),
         "published_at": stamp(event.published_at),
         "data": _payload(data, event.data_type),
@@ -166,6 +167,8 @@ def _error(error: ErrorInfo | None) -> Document | None:
 
 
 def _payload(data: bytes | None, kind: str) -> Any:
+    if (hidden := unreadable(data)) is not None:
+        return plain(hidden)
     if data is None or kind != "json":
         return plain(data)
     try:
