@@ -289,6 +289,34 @@ async def test_event_that_one_worker_cannot_decode_is_delivered_by_another(
         assert await app.get("w-1").result(60) == ["receipt plain", {"card": "plain"}]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        OutboxEvent("hidden", "t", "s", event_data=b'{"card": 1}'),
+        OutboxEvent("hidden", "t", "s", event_data_binary=b"card"),
+    ],
+    ids=["json", "binary"],
+)
+async def test_relay_without_the_codec_publishes_no_event_that_it_cannot_decode(
+    shared: Database, event: OutboxEvent
+) -> None:
+    published: list[str] = []
+
+    async def publish(event: OutboxEvent) -> None:
+        published.append(event.event_id)
+
+    async with Client(shared.url, codec=CODEC) as client:
+        await client._storage.add_outbox_event(event)
+    async with Client(shared.url) as client, Relay(shared.url, publisher=publish):
+        await until(lambda: _was_tried(client, "hidden"))
+    assert not published
+
+
+async def _was_tried(client: Client, event_id: str) -> bool:
+    events = await client._storage.list_outbox_events()
+    return any(each.event_id == event_id and (each.last_error or each.published_at) for each in events)
+
+
 async def test_client_without_the_codec_shows_what_it_cannot_decode(shared: Database) -> None:
     async with App(shared.url, codec=CODEC) as app:
         run = await everything.options(id="all").start(CARD)
