@@ -1,5 +1,6 @@
 """What the endpoints share: the client whose runs they handle, the settings, and how a request becomes a response."""
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -36,6 +37,8 @@ class API:
 
 
 WAITS_MAX = 10_000
+
+_SLASH = re.compile("/|%2[Ff]")
 
 Endpoint = Callable[[API, Request], Awaitable[Response]]
 Render = Callable[[], tuple[bytes, str]]  # a page of metrics, and its content type
@@ -110,9 +113,23 @@ def exact(scope: Scope) -> Scope:
     """
     path, raw = str(scope["path"]), scope.get("raw_path") or b""
     text = raw.partition(b"?")[0].decode("latin-1")
-    for start in [place for place, character in enumerate(text) if character == "/"]:
-        if unquote(text[start:]).rstrip("/") == path.rstrip("/"):
-            whole = unquote(text.replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F"))
-            root = unquote(text[:start]) if start else scope.get("root_path", "")
-            return {**scope, "path": whole, "root_path": root}
-    return {**scope, "path": path.replace("%", "%25")}
+    start = _start_of(path.rstrip("/"), text)
+    if start is None:
+        return {**scope, "path": path.replace("%", "%25")}
+    whole = unquote(text.replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F"))
+    return {**scope, "path": whole, "root_path": unquote(text[:start]) if start else scope.get("root_path", "")}
+
+
+def _start_of(path: str, raw: str) -> int | None:
+    """Return where a decoded path begins in a raw one, which may have more slashes at its end; None if it does not.
+
+    The number of slashes says where to look: anyone may send a path with thousands of them.
+    """
+    slashes, end = [found.span() for found in _SLASH.finditer(raw)], len(raw)
+    while slashes and slashes[-1][1] == end:
+        end = slashes.pop()[0]
+    count = path.count("/")
+    if count > len(slashes):
+        return None
+    start = slashes[-count][0] if count else end
+    return start if raw[start : start + 1] == "/" and unquote(raw[start:end]) == path else None
