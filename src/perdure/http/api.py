@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,9 +14,9 @@ from starlette.types import Scope
 from perdure.engine.api import current
 from perdure.engine.api.client import Client, storage_of
 from perdure.engine.starting import not_found
-from perdure.errors import ClosedError, EngineError, LimitError, PerdureError
+from perdure.errors import ClosedError, EngineError, LimitError
 from perdure.http.auth import Guard
-from perdure.http.problems import Problem, of_http, problem_of, unexpected
+from perdure.http.problems import Problem, problem_for
 from perdure.http.signatures import Signatures
 from perdure.http.waiting import Waits
 from perdure.model import limits
@@ -55,18 +54,10 @@ def route(api: API, method: str, path: str, endpoint: Endpoint, *, public: bool 
             if not public and not (signed and api.signatures):
                 request.state.identity = await api.guard.check(request)
             return await _answer(api, request, endpoint)
-        except Problem as problem:
-            return problem.response()
-        except PerdureError as error:
-            return problem_of(error).response()
-        except HTTPException as error:
-            return of_http(request, error).response()
-        except TimeoutError as error:
-            return Problem(504, f"the request took too long: {error}").response()
         except ClientDisconnect:
             return Response(status_code=400)  # it reaches no one
         except Exception as error:
-            return unexpected(request, error).response()
+            return problem_for(request, error).response()
 
     return Route(path, respond, methods=[method], name=endpoint.__name__)
 
