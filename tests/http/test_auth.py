@@ -61,6 +61,15 @@ async def test_request_that_may_not_be_local_is_refused_without_a_token(
     assert "GET /v1/runs was refused" in caplog.text
 
 
+async def test_refused_request_cannot_write_into_the_log(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    async with connected(app, "http://evil.example") as http:
+        for host in ("evil.example", "[", "a:b:c"):
+            assert (await http.get("/v1/%1B[31m%0Aroot", headers={"Host": host})).status_code == 404
+            assert (await http.get("/v1/runs/%1B[31m%0Aroot", headers={"Host": host})).status_code == 403
+    assert "GET /v1/runs/%1B[31m%0Aroot was refused" in caplog.text.replace("%5B", "[")
+    assert "\x1b" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("address", "host"), [("127.0.0.1", "127.0.0.1:8000"), ("127.0.0.1", "localhost"), ("::1", "[::1]:8000")]
 )

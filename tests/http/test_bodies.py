@@ -33,6 +33,8 @@ async def test_long_bodies_are_refused_before_they_are_read(app: App) -> None:
         assert (await http.post(START, content=b"{}" + b" " * 9_998, headers=JSON)).status_code == 202
         stated = await http.post(START, content=b"{}", headers={**JSON, "content-length": "10001"})
         assert stated.status_code == 413
+        endless_number = await http.post(START, content=b"{}", headers={**JSON, "content-length": "9" * 5000})
+        assert endless_number.status_code == 413
         unstated = await http.post(START, content=b"{}", headers={**JSON, "content-length": "-1"})
         assert unstated.status_code == 400
 
@@ -96,6 +98,7 @@ async def test_unknown_paths_and_methods_are_problems(http: httpx.AsyncClient) -
     assert (wrong.status_code, wrong.json()["code"]) == (405, "http.method_not_allowed")
     assert "GET" in wrong.headers["allow"]
     assert (await http.get("/v1/runs/")).status_code == 404
+    assert "there is nothing at /v1/no%3Fthing%1B: " in (await http.get("/v1/no%3Fthing%1B")).json()["detail"]
     assert (await http.head("/v1/runs")).status_code == 200
 
 

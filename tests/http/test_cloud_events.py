@@ -82,6 +82,8 @@ async def test_attributes_and_data_are_kept(http: httpx.AsyncClient, app: App) -
         *about,
         {"trace": "t"},
     ]
+    quoted = headers | {"ce-id": '"a \\"b\\" %25"', "ce-source": '"https://shop/%C3%A4 b"', "ce-subject": '"s"'}
+    assert await received(quoted, "1") == [1, 'a "b" %', *about[1:], {"trace": "t"}]
     assert (await received({**headers, "content-type": "text/plain"}, "a: ä"))[0] == "a: ä"
     assert (await received({**headers, "content-type": "image/png"}, b"\x00\x01"))[0] == text
     assert (await received(headers, b""))[0] is None
@@ -223,6 +225,8 @@ async def test_attribute_names_the_only_receiver(http: httpx.AsyncClient, app: A
             b"\xff",
         ),
         (422, {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "%00"}, ""),
+        (422, {"ce-specversion": "1.0", "ce-id": "%C0%A0", "ce-source": "s", "ce-type": "t"}, ""),
+        (422, {"ce-specversion": "1.0", "ce-id": '""', "ce-source": "s", "ce-type": "t"}, ""),
     ],
 )
 async def test_invalid_events_are_refused(

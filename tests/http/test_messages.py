@@ -67,6 +67,10 @@ async def test_message_reaches_one_run(http: httpx.AsyncClient, app: App) -> Non
     assert answer.status_code == 202
     assert await runs[1].result(30) == [1, {}]
     assert (await http.post("/v1/runs/nobody/messages", json={"channel": "c", "data": 1})).status_code == 404
+    body = {"channel": "http.news", "data": 2}
+    assert (await http.post(f"/v1/runs/{runs[1].id}/messages", json=body)).status_code == 202  # it has ended
+    stored = await app._storage.get_pending_channel_messages(f"http.news:{runs[1].id}")
+    assert [message.data for message in stored] == [b"1"]
 
 
 @pytest.mark.parametrize(

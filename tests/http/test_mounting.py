@@ -1,6 +1,7 @@
 """The HTTP API inside other ASGI applications, whose lifespan opens the app."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -129,3 +130,14 @@ async def test_mounted_api_uses_the_app_that_the_host_opened(mount: Any, tmp_pat
         assert f"/v1/workflows/{waiter.name}/runs" in description["paths"]
         assert (await http.get("/perdure/readyz")).json()["ok"] is True
     assert not app.is_open
+
+
+@pytest.mark.parametrize("mount", [in_starlette, in_litestar])
+@pytest.mark.parametrize("path", ["//%41" * 9000, "/" * 20_000 + "%41" * 10_000, "/%2F" * 9000 + "/"])
+async def test_path_with_thousands_of_slashes_does_not_keep_the_server_busy(
+    mount: Any, path: str, tmp_path: Path
+) -> None:
+    async with served(mount(App(f"sqlite:///{tmp_path}/http.db"))) as http:
+        began = time.process_time()
+        assert (await http.get(f"/perdure{path}", headers={"Authorization": ""})).status_code == 404
+        assert time.process_time() - began < 5

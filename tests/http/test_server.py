@@ -90,6 +90,21 @@ async def test_error_in_a_stream_is_an_event(app: App) -> None:
     assert (last, problem["code"]) == ("error", "storage.unavailable")
 
 
+async def test_unexpected_error_in_a_stream_is_an_event_and_logged(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    run = await waiter.start()
+    await waiting(app, run.id)
+    async with served(app) as (http, _):
+        accept = {"Accept": "text/event-stream"}
+        async with http.stream("GET", f"/v1/runs/{run.id}/result", headers=accept) as response:
+            await until(lambda: run.id in app._results._waiting)
+            for future in app._results._waiting[run.id]:
+                future.set_exception(ZeroDivisionError("secret"))
+            (_, (last, problem)) = await events_of(response)
+    assert (last, problem["code"]) == ("error", "http.internal")
+    assert "secret" not in problem["detail"]
+    assert "ZeroDivisionError: secret" in caplog.text
+
+
 async def test_stream_ends_after_its_time(app: App) -> None:
     run = await waiter.start()
     await waiting(app, run.id)
@@ -109,6 +124,34 @@ async def test_client_that_leaves_ends_its_wait(app: App, accept: str) -> None:
         asking.cancel()
         await asyncio.wait([asking])
         await until(lambda: run.id not in app._results._waiting)
+
+
+async def test_stream_ends_on_a_server_that_drops_what_is_sent_to_a_client_that_left(app: App) -> None:
+    run = await waiter.start()
+    await waiting(app, run.id)
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "GET",
+        "path": f"/v1/runs/{run.id}/result",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1"), (b"accept", b"text/event-stream")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        await until(lambda: run.id in app._results._waiting)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with asyncio.timeout(30):
+        await http_app(app)(scope, receive, send)
+    assert [message.get("body", b"")[:13] for message in sent] == [b"", b"event: status", b""]
 
 
 async def test_chunked_body_over_the_limit_is_refused(app: App) -> None:

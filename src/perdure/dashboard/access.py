@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from perdure.errors import ConfigurationError
 from perdure.http.auth import FORWARDED, checked_token, has_bearer, is_loopback
-from perdure.http.problems import Problem
+from perdure.http.problems import Problem, asked_path
 
 log = logging.getLogger("perdure.dashboard")
 
@@ -69,12 +69,13 @@ class Doors:
         if self._access is not None:
             return await _ask(self._access, request)
         if (reason := not_local(request)) is not None:
+            path = asked_path(request)
             log.warning(
                 "%s %s was refused, because the dashboard has no token and %s",
                 request.method,
-                request.url.path,
+                path,
                 reason,
-                extra={"method": request.method, "path": request.url.path, "reason": reason},
+                extra={"method": request.method, "path": path, "reason": reason},
             )
             raise Problem(
                 403,

@@ -1,11 +1,11 @@
 """What the endpoints share: the client whose runs they handle, the settings, and how a request becomes a response."""
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,9 +14,9 @@ from starlette.types import Scope
 from perdure.engine.api import current
 from perdure.engine.api.client import Client, storage_of
 from perdure.engine.starting import not_found
-from perdure.errors import ClosedError, EngineError, LimitError, PerdureError
+from perdure.errors import ClosedError, EngineError, LimitError
 from perdure.http.auth import Guard
-from perdure.http.problems import Problem, of_http, problem_of, unexpected
+from perdure.http.problems import Problem, problem_for
 from perdure.http.signatures import Signatures
 from perdure.http.waiting import Waits
 from perdure.model import limits
@@ -37,6 +37,8 @@ class API:
 
 WAITS_MAX = 10_000
 
+_SLASH = re.compile("/|%2[Ff]")
+
 Endpoint = Callable[[API, Request], Awaitable[Response]]
 Render = Callable[[], tuple[bytes, str]]  # a page of metrics, and its content type
 
@@ -52,18 +54,10 @@ def route(api: API, method: str, path: str, endpoint: Endpoint, *, public: bool 
             if not public and not (signed and api.signatures):
                 request.state.identity = await api.guard.check(request)
             return await _answer(api, request, endpoint)
-        except Problem as problem:
-            return problem.response()
-        except PerdureError as error:
-            return problem_of(error).response()
-        except HTTPException as error:
-            return of_http(request, error).response()
-        except TimeoutError as error:
-            return Problem(504, f"the request took too long: {error}").response()
         except ClientDisconnect:
             return Response(status_code=400)  # it reaches no one
         except Exception as error:
-            return unexpected(request, error).response()
+            return problem_for(request, error).response()
 
     return Route(path, respond, methods=[method], name=endpoint.__name__)
 
@@ -110,9 +104,23 @@ def exact(scope: Scope) -> Scope:
     """
     path, raw = str(scope["path"]), scope.get("raw_path") or b""
     text = raw.partition(b"?")[0].decode("latin-1")
-    for start in [place for place, character in enumerate(text) if character == "/"]:
-        if unquote(text[start:]).rstrip("/") == path.rstrip("/"):
-            whole = unquote(text.replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F"))
-            root = unquote(text[:start]) if start else scope.get("root_path", "")
-            return {**scope, "path": whole, "root_path": root}
-    return {**scope, "path": path.replace("%", "%25")}
+    start = _start_of(path.rstrip("/"), text)
+    if start is None:
+        return {**scope, "path": path.replace("%", "%25")}
+    whole = unquote(text.replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F"))
+    return {**scope, "path": whole, "root_path": unquote(text[:start]) if start else scope.get("root_path", "")}
+
+
+def _start_of(path: str, raw: str) -> int | None:
+    """Return where a decoded path begins in a raw one, which may have more slashes at its end; None if it does not.
+
+    The number of slashes says where to look: anyone may send a path with thousands of them.
+    """
+    slashes, end = [found.span() for found in _SLASH.finditer(raw)], len(raw)
+    while slashes and slashes[-1][1] == end:
+        end = slashes.pop()[0]
+    count = path.count("/")
+    if count > len(slashes):
+        return None
+    start = slashes[-count][0] if count else end
+    return start if raw[start : start + 1] == "/" and unquote(raw[start:end]) == path else None

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from perdure.database.secret import SecretBytes
 from perdure.errors import ConfigurationError
-from perdure.http.problems import Problem
+from perdure.http.problems import Problem, asked_path
 
 log = logging.getLogger("perdure.http")
 
@@ -59,12 +59,13 @@ class Guard:
         if self._authenticate is not None:
             return await self._ask(self._authenticate, request)
         if (reason := not_local(request)) is not None:
+            path = asked_path(request)
             log.warning(
                 "%s %s was refused, because the HTTP API has no token and %s",
                 request.method,
-                request.url.path,
+                path,
                 reason,
-                extra={"method": request.method, "path": request.url.path, "reason": reason},
+                extra={"method": request.method, "path": path, "reason": reason},
             )
             raise Problem(
                 403,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
 from typing import Any, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -32,6 +32,7 @@ _REQUIRED = ("specversion", "id", "source", "type")
 _OWN = (*_REQUIRED, "subject", "time", "datacontenttype", "data", "data_base64", RECEIVER)
 _READ = (*_OWN, OTHERS)
 _NAME = re.compile(r"[a-z0-9]+\Z")
+_ESCAPE = re.compile(r"\\(.)")  # in a quoted string of a header
 
 Attributes = Mapping[str, Any]
 Read = Callable[[Mapping[str, str], bytes], tuple[Attributes, object]]
@@ -88,11 +89,22 @@ def _read_structured(body: bytes, given: Attributes) -> Received:
 
 
 def _read_binary(headers: Mapping[str, str], type: str, body: bytes) -> Received:
-    given = {name[len(PREFIX) :]: unquote(value) for name, value in headers.items() if name.startswith(PREFIX)}
+    attributed = [(name[len(PREFIX) :], value) for name, value in headers.items() if name.startswith(PREFIX)]
+    given = {name: _header(name, value) for name, value in attributed}
     _check(given)
     # The SDK gets only the attributes: it would take data that is not what the content type says for text.
-    attributes, _ = _sdk({name: value for name, value in headers.items() if name.startswith(PREFIX)}, b"")
+    attributes, _ = _sdk({f"{PREFIX}{name}": quote(value) for name, value in given.items()}, b"")
     return _received(attributes, given, _decoded(body, type))
+
+
+def _header(name: str, value: str) -> str:
+    """Return the value of an attribute in a header: without quotes, as early senders wrote it, and percent-decoded."""
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = _ESCAPE.sub(r"\1", value[1:-1])
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise _invalid(name, f"the header {PREFIX}{name} is not percent-encoded UTF-8") from None
 
 
 def _check(given: Attributes) -> None:

@@ -215,7 +215,10 @@ class WorkflowsDocument(Struct):
 
 
 class StoredDocument(Struct):
-    """The number of messages or events that are stored; also of duplicates, which were stored before."""
+    """The number of messages or events that are accepted, with duplicates, which were stored before.
+
+    Those to a run that has ended are dropped.
+    """
 
     stored: int
 

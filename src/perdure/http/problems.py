@@ -6,6 +6,7 @@ A response never contains a traceback. An unexpected error is logged, and its re
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
+from urllib.parse import quote, unquote
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -142,15 +143,29 @@ def problem_of(error: PerdureError) -> Problem:
     return Problem(status, FAILURES[kind], code=error.code)
 
 
+def problem_for(request: Request, error: Exception) -> Problem:
+    """Return the problem for any error; one that should not happen is logged."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, PerdureError):
+        return problem_of(error)
+    if isinstance(error, HTTPException):
+        return of_http(request, error)
+    if isinstance(error, TimeoutError):
+        return Problem(504, f"the request took too long: {error}")
+    return unexpected(request, error)
+
+
 def unexpected(request: Request, error: BaseException) -> Problem:
     """Log an error that should not happen, and return the problem for it, which says nothing about its cause."""
+    path = asked_path(request)
     log.error(
         "%s %s failed with an unexpected error: %s: %s",
         request.method,
-        request.url.path,
+        path,
         type(error).__name__,
         error,
-        extra={"method": request.method, "path": request.url.path, "error_type": type(error).__name__},
+        extra={"method": request.method, "path": path, "error_type": type(error).__name__},
         exc_info=error,
     )
     return Problem(500, "the request failed with an unexpected error, which the server has logged")
@@ -169,14 +184,23 @@ def of_http(request: Request, error: HTTPException, index: str = "/v1/openapi.js
 
     `index` is the path of what says which paths there are.
     """
-    base = request.scope.get("root_path", "")  # where the application is mounted
+    base, path = request.scope.get("root_path", ""), asked_path(request)  # where the application is mounted
     detail = {
-        404: f"there is nothing at {request.url.path}: see {base}{index} for what there is",
-        405: f"{request.url.path} does not support {request.method}: see the header Allow",
+        404: f"there is nothing at {path}: see {base}{index} for what there is",
+        405: f"{path} does not support {request.method}: see the header Allow",
     }.get(error.status_code, "")
     if not detail or error.detail != _phrase(error.status_code):
         detail = error.detail or _phrase(error.status_code)
     return Problem(error.status_code, detail, headers=error.headers)
+
+
+def asked_path(request: Request) -> str:
+    """Return the path as the client sent it, for logs and messages: encoded, so it has no control characters.
+
+    `request.url` would also have the Host header in it, which may be anything, and raises if that is no host.
+    """
+    raw: bytes = request.scope.get("raw_path") or quote(unquote(request.scope["path"])).encode()
+    return raw.partition(b"?")[0].decode("ascii", "backslashreplace")
 
 
 def _phrase(status: int) -> str:

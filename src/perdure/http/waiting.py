@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 from perdure.engine.api.client import Client
 from perdure.engine.api.run_info import RunInfo
-from perdure.errors import PerdureError, WorkflowCancelledError, WorkflowFailedError
+from perdure.errors import WorkflowCancelledError, WorkflowFailedError
 from perdure.http.documents import OutcomeDocument, outcome_document
-from perdure.http.problems import Problem, ProblemDocument, problem_of
+from perdure.http.problems import Problem, ProblemDocument, problem_for
 
 KEEP_ALIVE_SEC = 15.0  # proxies close connections on which nothing is sent for a minute or so
 
@@ -48,10 +48,8 @@ class Waits:
         try:
             async for event in self._events(client, request, first, seconds):
                 yield event
-        except PerdureError as error:
-            yield _event("error", problem_of(error).document())
-        except Problem as problem:
-            yield _event("error", problem.document())
+        except Exception as error:
+            yield _event("error", problem_for(request, error).document())
 
     async def _events(self, client: Client, request: Request, first: RunInfo, seconds: float) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
@@ -66,20 +64,27 @@ class Waits:
                 yield _event("status", document)
             if self._stopped or loop.time() >= until:
                 return
-            await self._wait(client, request, run.id, min(KEEP_ALIVE_SEC, until - loop.time()))
+            if await self._wait(client, request, run.id, min(KEEP_ALIVE_SEC, until - loop.time())):
+                return  # not all servers end a stream that reaches no one
             yield b": waiting\n\n"
             run = await client.info(run.id)
 
-    async def _wait(self, client: Client, request: Request, id: str, seconds: float) -> None:
-        """Wait until a run has ended, the client has left, the server stops, or the time is over."""
+    async def _wait(self, client: Client, request: Request, id: str, seconds: float) -> bool:
+        """Wait until a run has ended, the client has left, the server stops, or the time is over.
+
+        Returns whether the client has left.
+        """
         if self._count >= self._most:
             raise Problem(503, f"{self._most} requests wait for runs already: ask again later, or without `wait`")
         stop = asyncio.Event()
         self._stops.add(stop)
         self._count += 1
         try:
-            if not self._stopped:
-                await _first_of(_end(client, id, seconds), _departure(request), stop.wait())
+            if self._stopped:
+                return False
+            departure = asyncio.ensure_future(_departure(request))
+            await _first_of(_end(client, id, seconds), departure, stop.wait())
+            return not departure.cancelled()
         finally:
             self._count -= 1
             self._stops.discard(stop)
