@@ -1,5 +1,7 @@
 """Queries: runs by workflow, status, time and input."""
 
+import base64
+import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -110,7 +112,9 @@ async def test_invalid_query_arguments_are_refused(database: Database) -> None:
             client.runs(where={"text": "x"})
         with pytest.raises(LimitError):
             client.runs(where={"text": []}, status="failed")  # type: ignore[dict-item]
-        for token in ("", "rubbish", "2026-01-01||", "W251bGxd"):
+        deep, unsearchable = b"[" * 20_000, json.dumps([None, "a\0", "w", "running", ""]).encode()
+        crafted = [base64.urlsafe_b64encode(token).decode() for token in (deep, unsearchable)]
+        for token in ("", "rubbish", "2026-01-01||", "W251bGxd", *crafted):
             for stuck_ones in (False, True):
                 with pytest.raises(InvalidPageTokenError):
                     await client.runs(stuck=stuck_ones).page(5, token)

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -680,3 +681,30 @@ def sweep_an_order(url: str) -> None:
         assert client.runs().count() == 1
         assert client.sweep(finished).finished == 1
         assert client.runs().count() == 0
+
+
+CALL_IN_A_SIGNAL_HANDLER = """
+import faulthandler, signal, sys
+from perdure import SyncClient
+
+faulthandler.dump_traceback_later(60, exit=True)
+with SyncClient(sys.argv[1]) as client:
+    signal.signal(signal.SIGUSR1, lambda *_: print("handler", client.runs().count()))
+    loop = client._background._thread._loop
+    wake, signalled = loop._write_to_self, []
+
+    def wake_and_signal():
+        wake()
+        if not signalled:
+            signalled.append(True)
+            signal.raise_signal(signal.SIGUSR1)  # while the main thread passes its call on
+
+    loop._write_to_self = wake_and_signal
+    print("main", client.runs().count())
+"""
+
+
+def test_signal_handler_may_make_a_call_while_its_thread_makes_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CALL_IN_A_SIGNAL_HANDLER, f"sqlite:///{tmp_path}/signal.db"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["handler", "0", "main", "0"], ended.stderr

@@ -53,7 +53,7 @@ class ClientThread:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._loop = asyncio.SelectorEventLoop()  # that of a policy, such as uvloop's, may not survive a fork
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may make a call, too
         self._calls: set[Future[Any]] = set()  # guarded by the lock; the other collections belong to the thread
         self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}
         self._waits: set[Future[Any]] = set()

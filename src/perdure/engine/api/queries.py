@@ -15,9 +15,9 @@ from perdure.engine.api.reading import read_runs
 from perdure.engine.api.retries import without_retried
 from perdure.engine.api.run_info import RunInfo
 from perdure.engine.worker.stuck import UNSERVED, served_names, unclaimed_for
-from perdure.errors import InvalidPageTokenError, PerdureError, WorkflowNotCancellableError
+from perdure.errors import InvalidPageTokenError, LimitError, PerdureError, WorkflowNotCancellableError
 from perdure.model.durations import moment
-from perdure.model.limits import PAGE_MAX
+from perdure.model.limits import PAGE_MAX, searchable
 from perdure.model.records import ListInstancesOptions, WorkflowInstance
 from perdure.model.states import RESUMABLE, TERMINAL, WAITING, WorkflowStatus
 from perdure.storage import filters
@@ -318,8 +318,9 @@ class _Place:
             since, *rest = json.loads(base64.urlsafe_b64decode(text.encode("ascii")))
             place = _Place(None if since is None else datetime.fromisoformat(since), *rest)
             if [type(each) for each in rest] == [str] * 4 and (place.since is None or place.since.tzinfo):
+                searchable(place.id, "the id in a page token")
                 return place
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError, LimitError):
             pass
         raise InvalidPageTokenError("this is no page token of stuck runs: pass next_token unchanged, to the same query")
 
