@@ -16,6 +16,7 @@ import sqlalchemy as sa
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from pydantic import BaseModel
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from perdure import App, RunNotFoundError, activity, set_state, wait_event, workflow
@@ -79,7 +80,10 @@ def create_app(url: str, token: str) -> FastAPI:
 
     @shop.post("/orders", status_code=201)
     async def create_order(order: Order, session: Session) -> dict[str, str]:
-        await session.execute(orders.insert().values(id=order.id, item=order.item))
+        try:
+            await session.execute(orders.insert().values(id=order.id, item=order.item))
+        except IntegrityError:
+            raise HTTPException(409, f"order {order.id} exists already") from None
         run = await fulfil.options(id=f"order-{order.id}", in_transaction=session).start(order)
         return {"run": run.id}
 

@@ -48,7 +48,8 @@ async def test_order_is_fulfilled(http: httpx.AsyncClient) -> None:
 
 async def test_order_that_cannot_be_stored_has_no_run(http: httpx.AsyncClient) -> None:
     assert (await http.post("/orders", json=ORDER)).status_code == 201
-    assert (await http.post("/orders", json={**ORDER, "item": "sofa"})).status_code == 500
+    refused = await http.post("/orders", json={**ORDER, "item": "sofa"})
+    assert (refused.status_code, refused.json()) == (409, {"detail": "order 1 exists already"})
     headers = {"Authorization": f"Bearer {TOKEN}"}
     (run,) = (await http.get("/perdure/v1/runs", headers=headers)).json()["runs"]
     assert run["input"] == {"order": ORDER}
