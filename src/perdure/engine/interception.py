@@ -4,6 +4,7 @@ They run on the host's side and never in a body, so they need not be determinist
 without interceptors has no `Interception`, and what it would wrap is called directly.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -215,7 +216,19 @@ def interception_of(interceptors: object) -> Interception | None:
             raise TypeError(
                 f"interceptors= takes objects whose class derives from perdure.interceptors.Interceptor, not {each!r}"
             )
+        for name in ("start", "send", "execute", "activity"):
+            if _is_no_context_manager(getattr(type(each), name)):
+                raise TypeError(
+                    f"{type(each).__name__}.{name}() must return a context manager: write `def` and decorate it with "
+                    "@contextmanager"
+                )
     return Interception(interceptors) if interceptors else None
+
+
+def _is_no_context_manager(method: Callable[..., object]) -> bool:
+    """Return whether a method returns a coroutine or generator, because it is async or lacks its decorator."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(is_kind(method) for is_kind in kinds)
 
 
 def _overridden(interceptors: Sequence[Interceptor], name: str) -> "list[_Maker[Any]]":

@@ -157,7 +157,7 @@ def unreadable_fields(fields: Mapping[str, object]) -> Unreadable | None:
 
 def check_readable(data: bytes | None, what: str) -> None:
     """Raise `CodecError` if a value, which is named `what`, is an envelope that was not decoded."""
-    if data is not None and data.startswith(MARK) and (found := unreadable(data)) is not None:
+    if (found := unreadable(data)) is not None:
         raise found.error(what)
 
 

@@ -439,6 +439,27 @@ def test_wrong_interceptors_are_refused_at_construction(given: Any) -> None:
         App("sqlite:///:memory:", interceptors=given)
 
 
+class Undecorated(Interceptor):
+    def start(self, start: Start) -> Any:
+        yield
+
+
+class Awaited(Interceptor):
+    async def execute(self, execution: Execution) -> None:  # type: ignore[override]
+        pass
+
+
+class Iterated(Interceptor):
+    async def activity(self, activity: ActivityInfo) -> Any:  # type: ignore[override]
+        yield
+
+
+@pytest.mark.parametrize("given", [Undecorated(), Awaited(), Iterated()])
+def test_interceptor_that_returns_no_context_manager_is_refused(given: Interceptor) -> None:
+    with pytest.raises(TypeError, match="must return a context manager: write `def` and decorate it with"):
+        App("sqlite:///:memory:", interceptors=[given])
+
+
 async def test_error_of_an_inner_interceptor_closes_the_outer_one() -> None:
     left: list[str] = []
 

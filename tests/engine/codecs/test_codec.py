@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -287,6 +288,25 @@ async def test_event_that_one_worker_cannot_decode_is_delivered_by_another(
         assert (await row_of(app, "w-1")).status is WorkflowStatus.WAITING_FOR_MESSAGE
     async with App(shared.url, codec=CODEC) as app:
         assert await app.get("w-1").result(60) == ["receipt plain", {"card": "plain"}]
+
+
+@pytest.mark.parametrize("field", ["event_data", "event_data_binary"])
+async def test_relay_without_the_codec_publishes_no_event_that_it_cannot_decode(shared: Database, field: str) -> None:
+    published: list[str] = []
+
+    async def publish(event: OutboxEvent) -> None:
+        published.append(event.event_id)
+
+    async with Client(shared.url, codec=CODEC) as client:
+        await client._storage.add_outbox_event(replace(OutboxEvent("hidden", "t", "s"), **{field: b'{"card": 1}'}))
+    async with Client(shared.url) as client, Relay(shared.url, publisher=publish):
+        await until(lambda: _was_tried(client, "hidden"))
+    assert not published
+
+
+async def _was_tried(client: Client, event_id: str) -> bool:
+    events = await client._storage.list_outbox_events()
+    return any(each.event_id == event_id and (each.last_error or each.published_at) for each in events)
 
 
 async def test_client_without_the_codec_shows_what_it_cannot_decode(shared: Database) -> None:

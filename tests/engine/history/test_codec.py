@@ -451,6 +451,18 @@ def test_nan_in_a_model_is_refused() -> None:
         encode(Reading(value=math.nan), Reading)
 
 
+def test_value_with_too_many_levels_raises_no_other_error() -> None:
+    value: object = None
+    refused = 0
+    for _ in range(2 * sys.getrecursionlimit()):
+        value = [value]
+        try:
+            encode(value)
+        except SerializationError:
+            refused += 1
+    assert refused
+
+
 def test_null_in_strings_and_none_are_accepted() -> None:
     check({"null": None, "x": "null"}, dict[str, str | None])
     check([None, 1.5], list[float | None])

@@ -101,6 +101,10 @@ def _check_finite(packed: object) -> None:
     """Raise `SerializationError` for nan and infinity, which msgspec would silently encode as null."""
     try:
         json.dumps(msgspec.to_builtins(packed, str_keys=True, enc_hook=natural), allow_nan=False)
+    except RecursionError as error:
+        raise SerializationError(
+            "a value with so many levels cannot be written as JSON: nest it less deeply"
+        ) from error
     except ValueError as error:
         raise SerializationError(
             "a float that is not a number or infinite cannot be written as JSON: use None or a text for it"

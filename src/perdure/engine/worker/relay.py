@@ -166,7 +166,8 @@ class OutboxRelay:
                 await recorder.flush(events[number:])
                 return True
             try:
-                check_readable(event.event_data, f"the data of event {event.event_id!r}")
+                for data in (event.event_data, event.event_data_binary):
+                    check_readable(data, f"the data of event {event.event_id!r}")
                 async with self._clock.timeout(PUBLISH_SEC):
                     await self._publisher.publish(event)
             except (BrokerUnavailableError, ConnectionError) as error:
