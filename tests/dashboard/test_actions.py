@@ -200,6 +200,9 @@ async def test_dashboard_without_workers_executes_its_actions(backend_database: 
 async def test_action_on_many_runs_needs_its_permission(app: App) -> None:
     async with connected(app, access=lambda _: {"retry"}) as http:
         assert (await post(http, "/bulk", action="cancel", q="state:running", reason="test")).status_code == 403
+        preview = (await http.get("/bulk?action=cancel&q=state:running")).text
+        assert "You may not cancel runs" in preview
+        assert 'action="/bulk"' not in preview
     assert await app.runs(workflow="perdure.bulk").count() == 0
 
 

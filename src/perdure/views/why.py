@@ -13,6 +13,8 @@ from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
 from perdure.model.states import RESUMABLE, WorkflowStatus
 from perdure.views.durations import short
 
+MESSAGE_MAX = 400  # characters of an error in a sentence; the page of the run has all of them
+
 
 class Activity(StrEnum):
     """What kind of thing a run does now."""
@@ -116,7 +118,7 @@ def _ended(run: RunInfo, at: datetime, details: Details) -> Explanation:
             sentence = and_left(f"Failed{place} after {took}{error}")
             return Explanation(Activity.ENDED, sentence, f"{advice}, then retry the run.", at)
         case WorkflowStatus.CANCELLED:
-            reason = f": {run.error.message}" if run.error is not None and run.error.message else "."
+            reason = f": {shortened(run.error.message)}" if run.error is not None and run.error.message else "."
             advice = f"{by_hand}." if left else ""
             return Explanation(Activity.ENDED, and_left(f"Cancelled after {took}{reason}"), advice, at)
     return Explanation(Activity.ENDED, f"Continued with new input after {took} (recur).", since=at)
@@ -139,14 +141,19 @@ def _fate(run: RunInfo) -> str:
     if run.error is None:
         return "then ends"
     if run.error.type.endswith("WorkflowCancelledError"):
-        return f"was cancelled{': ' + run.error.message if run.error.message else ''}"
+        return f"was cancelled{': ' + shortened(run.error.message) if run.error.message else ''}"
     return f"failed: {_named(run.error)}"
 
 
 def _named(error: ErrorInfo) -> str:
     """Return an error with the name of its class, without the module."""
     name = error.type.rpartition(".")[2]
-    return f"{name}: {error.message}" if error.message else name
+    return f"{name}: {shortened(error.message)}" if error.message else name
+
+
+def shortened(message: str) -> str:
+    """Return a message that is no longer than a page shows in a sentence."""
+    return message if len(message) <= MESSAGE_MAX else f"{message[:MESSAGE_MAX].rstrip()} …"
 
 
 def _waiting(run: RunInfo, now: datetime, details: Details) -> Explanation:
