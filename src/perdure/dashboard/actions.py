@@ -13,6 +13,7 @@ from perdure.dashboard.audit import AuditEntry, actor_of, announce
 from perdure.dashboard.pages import Dashboard, Visit, redirect
 from perdure.http.api import run_id_of
 from perdure.http.problems import Problem
+from perdure.inspection.retries import tries_of
 from perdure.model.administration import REQUESTED
 
 REASON_MAX = 1_000
@@ -98,9 +99,19 @@ async def cancel_run(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
 
 
 async def retry_run(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]) -> Response:
-    """Start a failed or cancelled run again, as a new run, and show that one."""
+    """Start a failed or cancelled run again, as a new run, and show that one.
+
+    The form names the last retry that its page showed: two people who look at the same failure start one retry.
+    """
     id, reason = run_id_of(visit.request), reason_of(form)
-    async with acted(dashboard, visit, "retry", id, reason) as outcome:
+    async with acted(dashboard, visit, "retry", id, reason) as outcome, dashboard.retrying:
+        last = (await tries_of(dashboard.storage, id))[-1:]
+        if "last" in form and last and last[0].instance_id not in (id, form["last"]):
+            raise Problem(
+                409,
+                f"run {id!r} has been retried in the meantime, as {last[0].instance_id!r}: see that run first, then "
+                "repeat the action from the page of this run if it is still needed",
+            )
         handle = await dashboard.client.retry(id, from_step=form.get("step") or None)
         outcome.text = f"started {handle.id}"
     return to_run(visit, handle.id, "retried")
