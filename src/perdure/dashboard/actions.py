@@ -17,6 +17,7 @@ from perdure.inspection.retries import tries_of
 from perdure.model.administration import REQUESTED
 
 REASON_MAX = 1_000
+KINDS = ("event", "direct", "channel")  # of what a person sends
 
 
 @dataclass(slots=True)
@@ -141,7 +142,11 @@ async def send_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
         data = json.loads(text or "null")
     except (ValueError, RecursionError) as error:
         raise Problem(422, f"the data is not JSON: {error}", parameter="data") from None
+    if kind not in KINDS:
+        raise Problem(422, f"{kind!r} is not a kind of message: use {', '.join(KINDS)}", parameter="kind")
     async with acted(dashboard, visit, "send", id, reason) as outcome:
+        if kind != "channel" and (await dashboard.client.get(id).info()).finished_at is not None:
+            raise Problem(409, f"run {id!r} has ended: it takes no events and messages any more")
         if kind == "channel":
             await dashboard.client.publish(name, data)
         elif kind == "direct":
@@ -149,4 +154,4 @@ async def send_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
         else:
             await dashboard.client.send_event(name, data, to=id)
         outcome.text = f"sent {name}"
-    return to_run(visit, id, "sent")
+    return to_run(visit, id, "published" if kind == "channel" else "sent")

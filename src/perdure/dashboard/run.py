@@ -54,6 +54,7 @@ NOTES = {
     "cancelled": "The run is being cancelled: completed steps are compensated first.",
     "retried": "This is the new run.",
     "sent": "The event is stored for the run.",
+    "published": "The message is published on its channel.",
     "deleted": "The run is deleted.",
     "requeued": "The event will be published.",
     "bulk": "This run carries out the action, also if this page is closed. If the server stops, the next worker or "
