@@ -74,13 +74,17 @@ async def test_times_of_a_page_without_changes_are_read_again(app: App, monkeypa
         assert seen.problems == []
 
 
-async def test_selected_text_is_kept_while_a_page_is_updated(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_focus_and_selection_are_kept_while_a_page_is_updated(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "EVERY_SEC", 0.1)
     monkeypatch.setattr(live, "TICK_SEC", 0.3)
     await shop.approval.options(id="approval-1").start("A-1")
     await waiting(app, "approval-1")
     async with browser() as chromium, watched(app, chromium) as seen:
         await seen.go("/runs/approval-1")
+        await seen.page.locator("#input-json").focus()
+        await app.cancel("approval-1", "ordered twice")
+        await expect(seen.page.locator("#error-json")).to_be_visible(timeout=30_000)
+        assert await seen.page.evaluate("document.activeElement.id") == "input-json"
         await seen.page.locator(".lead strong").dblclick()
         chosen = await seen.page.evaluate("getSelection().toString()")
         assert chosen

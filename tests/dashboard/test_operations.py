@@ -35,6 +35,7 @@ async def test_locks_say_who_holds_which_run(everywhere: App) -> None:
         ]
         page = (await http.get("/locks")).text
         assert "no worker: in back-off" in page
+        assert 'class="state s-stuck"' in page
         assert 'href="/locks?worker=dead"' in page
         of_dead = (await http.get("/locks.json?worker=dead")).json()["leases"]
         assert [each["run"] for each in of_dead] == ["lost-1"]

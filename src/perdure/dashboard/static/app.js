@@ -66,7 +66,9 @@
         if (old.innerHTML === fresh.innerHTML && old.className === fresh.className) continue;
         const focus = old.contains(document.activeElement) && document.activeElement;
         const focused = focus && (focus.hasAttribute("href") ? '[href="' + CSS.escape(focus.getAttribute("href")) + '"]'
-          : focus.matches("summary") && focus.parentNode.id ? "#" + CSS.escape(focus.parentNode.id) + ">summary" : "");
+          : focus.matches("summary") && focus.parentNode.id ? "#" + CSS.escape(focus.parentNode.id) + ">summary"
+          : focus.id ? "#" + CSS.escape(focus.id)
+          : focus.dataset.copy ? '[data-copy="' + CSS.escape(focus.dataset.copy) + '"]' : "");
         const scrolled = $$('[tabindex="0"]', old).map((each) => [each.scrollLeft, each.scrollTop]);
         old.replaceWith(fresh);
         $$('[tabindex="0"]', fresh).forEach((each, n) => each.scrollTo(...scrolled[n] || [0, 0]));
