@@ -233,6 +233,12 @@ async def test_worker_that_is_silent_is_not_said_to_execute_its_run(backend_data
         await storage.create_instance(WorkflowInstance("lost-1", "shop.gone"), worker_id="dead", timeout_sec=600)
         async with connected(client) as http:
             why = (await http.get("/runs/lost-1.json")).json()["why"]
+            assert why["sentence"] in (await http.get("/runs")).text
+            await storage.create_instance(WorkflowInstance("lost-2", "shop.gone"), worker_id="left", timeout_sec=600)
+            left = (await http.get("/runs/lost-2.json")).json()["why"]
+            assert left["sentence"] in (await http.get("/runs")).text
+    assert left["sentence"] == "Worker left holds the run but has left."
+    assert left["advice"].startswith("Another worker takes the run over when the lease expires in ")
     assert why["activity"] == "queued"
     assert why["sentence"] == ("Worker dead holds the run and has sent no heartbeat for 1 h: it has probably died.")
     assert why["advice"].startswith("Another worker takes the run over when the lease expires in ")

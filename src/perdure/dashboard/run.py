@@ -16,6 +16,7 @@ from perdure.dashboard.pages import Dashboard, Page, Visit
 from perdure.dashboard.source import source_view
 from perdure.dashboard.timeline import ROWS_MAX, Part, Phase, Row, Scale, folded, rows_of
 from perdure.dashboard.values import parse, plain
+from perdure.dashboard.workers import holder_of
 from perdure.engine.api.history_rows import archived_rows
 from perdure.engine.api.reading import read_runs
 from perdure.engine.api.run_info import RunInfo, WaitKind
@@ -220,11 +221,10 @@ async def _details(
             not_undone[compensated.get(step.id, (step.id, ""))[0]] = step.error
         else:
             undoing[compensated.get(step.id, (step.id, ""))[0]] = step.error
-    silent_since = None
-    if info.worker is not None:
-        silent = (each for each in await list_workers(dashboard.client) if each.id == info.worker and not each.is_live)
-        silent_since = next((each.beat_at for each in silent), None)
-    return Details(failed_step or _open_step(history), retried, not_undone, undoing, silent_since)
+    workers = await list_workers(dashboard.client) if info.worker is not None else ()
+    holder = holder_of(info, workers)
+    doing = failed_step or _open_step(history)
+    return replace(holder, step=doing, retried=retried, not_undone=not_undone, undoing=undoing)
 
 
 async def _waited_for(dashboard: Dashboard, visit: Visit, info: RunInfo, history: History) -> list[dict[str, Any]]:

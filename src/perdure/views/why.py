@@ -46,6 +46,7 @@ class Details:
     - `not_undone`: the steps whose compensation failed, with the error of its last attempt.
     - `undoing`: the same while the compensation is attempted again.
     - `silent_since`: the last heartbeat of the worker that holds the run, if it is not live.
+    - `has_left`: the worker that holds the run is not registered any more.
     """
 
     step: str | None = None
@@ -53,6 +54,7 @@ class Details:
     not_undone: Mapping[str, ErrorInfo] = field(default_factory=dict)
     undoing: Mapping[str, ErrorInfo] = field(default_factory=dict)
     silent_since: datetime | None = None
+    has_left: bool = False
 
 
 _NOTHING = Details()
@@ -81,13 +83,16 @@ def explain(run: RunInfo, now: datetime, details: Details = _NOTHING) -> Explana
                 "If this lasts, no live worker serves the workflow.",
                 run.lease_expires_at,
             )
-        if details.silent_since is not None:
+        if details.silent_since is not None or details.has_left:
+            state = "but has left"
+            if details.silent_since is not None:
+                silent = short(now - details.silent_since)
+                state = f"and has sent no heartbeat for {silent}: it has probably died"
             return Explanation(
                 Activity.QUEUED,
-                f"Worker {run.worker} holds the run and has sent no heartbeat for {short(now - details.silent_since)}: "
-                f"it has probably died.{cause}",
+                f"Worker {run.worker} holds the run {state}.{cause}",
                 f"Another worker takes the run over when the lease expires {_when(run.lease_expires_at or now, now)}.",
-                details.silent_since,
+                details.silent_since or run.updated_at,
                 run.lease_expires_at,
             )
         return Explanation(Activity.RUNNING, f"Worker {run.worker} {verb} the run{at}.{cause}", "", run.updated_at)
