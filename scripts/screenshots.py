@@ -25,15 +25,15 @@ from tests.support.storages import storage_of
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 ORDERS = 240
 SHOTS: tuple[tuple[str, str, Literal["light", "dark"], int, int], ...] = (
-    ("dashboard-overview.png", "/", "light", 1280, 690),
-    ("dashboard-overview-dark.png", "/", "dark", 1280, 690),
+    ("dashboard-overview.png", "/", "light", 1280, 800),
+    ("dashboard-overview-dark.png", "/", "dark", 1280, 800),
     ("dashboard-runs.png", "/runs?q=state:waiting", "light", 1280, 560),
-    ("dashboard-run.png", "/runs/payment-9", "light", 1280, 560),
+    ("dashboard-run.png", "/runs/payment-9", "light", 1280, 738),
     ("dashboard-audit.png", "/audit", "light", 1280, 400),
     ("dashboard-locks.png", "/locks", "dark", 1280, 400),
     ("dashboard-phone.png", "/runs/approval-3", "light", 375, 760),
     ("dashboard-source.png", "/runs/return-2#source", "light", 1280, 1000),
-    ("dashboard-timeline.png", "/runs/trial-1", "dark", 1280, 690),
+    ("dashboard-timeline.png", "/runs/trial-1", "dark", 1280, 523),
 )
 
 

@@ -52,6 +52,7 @@ def test_filter_is_read(text: str, expected: RunFilter) -> None:
         ("started:1h", "has no direction: write started:<1h or started:>1h"),
         ("started:<soon", "'soon' is no time"),
         ("started:<99999999999999999w", "too long"),
+        ("started:<99999999d", "too long"),
         ('workflow:"order', "is no filter"),
         ('workflow:"\\x"', "is no valid text"),
     ],

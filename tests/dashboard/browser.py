@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.async_api import Browser, Page, async_playwright
 
-from perdure import App
+from perdure import Client
 from perdure.dashboard import dashboard_app
 from perdure.http.server import Server, listen
 
@@ -23,7 +23,7 @@ AXE_DIGEST = "20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878"
 
 
 @asynccontextmanager
-async def served(app: App, **settings: Any) -> AsyncIterator[str]:
+async def served(app: Client, **settings: Any) -> AsyncIterator[str]:
     """Yield the URL of the dashboard of an app, on a server in this process."""
     server = Server(dashboard_app(app, **settings), listen("127.0.0.1", 0), "the dashboard")
     url, running = server.url, asyncio.create_task(server.run(app))
@@ -94,7 +94,7 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(app: App, chromium: Browser, settings: Any = None, **context: Any) -> AsyncIterator[Watched]:
+async def watched(app: Client, chromium: Browser, settings: Any = None, **context: Any) -> AsyncIterator[Watched]:
     """Yield a page that shows the dashboard of an app."""
     async with served(app, **(settings or {})) as url:
         session = await chromium.new_context(**context)

@@ -207,3 +207,10 @@ async def fail_at_length() -> None:
 @workflow(name=f"shop.workflow.{LONG}")
 async def verbose() -> None:
     await fail_at_length()
+
+
+@workflow(name="shop.grandparent")
+async def grandparent(order_id: str) -> str:
+    await family(order_id)
+    await asyncio.gather(*(pack(order_id, item) for item in range(8)))
+    return await parent(order_id)

@@ -110,6 +110,10 @@ async def test_missing_event_is_sent(app: App, http: httpx.AsyncClient) -> None:
     form = {"type": "order.approved", "reason": "sender was down", "data": '{"order": "A-1", "by": "Ada"}'}
     assert (await post(http, "/runs/a-1/send", **form)).status_code == 303
     assert await app.get("a-1").result(60) == "approved by Ada"
+    late = await post(http, "/runs/a-1/send", **form)
+    assert late.status_code == 409
+    assert "has ended: it takes no events" in late.text
+    assert (await post(http, "/runs/a-1/send", **form, kind="letter")).status_code == 422
     assert (await post(http, "/runs/a-1/send", **{**form, "data": "{"})).status_code == 422
     assert (await post(http, "/runs/a-1/send", **{**form, "type": ""})).status_code == 422
 
@@ -119,7 +123,8 @@ async def test_message_is_sent_on_a_channel(app: App, http: httpx.AsyncClient) -
     await waiting(app, "l-1")
     assert '<option value="channel" selected>' in (await http.get("/runs/l-1")).text
     form = {"type": "shop.news", "kind": "channel", "reason": "test", "data": '"hello"'}
-    assert (await post(http, "/runs/l-1/send", **form)).status_code == 303
+    sent = await post(http, "/runs/l-1/send", **form)
+    assert "The message is published on its channel." in (await http.get(sent.headers["location"])).text
     assert await app.get("l-1").result(60) == "hello"
 
 
@@ -200,6 +205,9 @@ async def test_dashboard_without_workers_executes_its_actions(backend_database: 
 async def test_action_on_many_runs_needs_its_permission(app: App) -> None:
     async with connected(app, access=lambda _: {"retry"}) as http:
         assert (await post(http, "/bulk", action="cancel", q="state:running", reason="test")).status_code == 403
+        preview = (await http.get("/bulk?action=cancel&q=state:running")).text
+        assert "You may not cancel runs" in preview
+        assert 'action="/bulk"' not in preview
     assert await app.runs(workflow="perdure.bulk").count() == 0
 
 

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from itertools import pairwise
 
 from playwright.async_api import expect
 
@@ -57,6 +58,7 @@ async def fill(app: App) -> None:
     await storage.add_outbox_event(OutboxEvent(event, "com.example.shop.order.paid", "//shop.example/orders/1", b"{}"))
     await storage.mark_outbox_event_failed(event, error="no route to the broker for events of this type")
     await administration.views.add("failed orders", "state:failed workflow:shop.order", "Ada")
+    await administration.views.add("orders that failed because the bank did not answer, or too late", "a", "Ada")
     runs = ["order-A-1", "approval-1"]
     await administration.audit.add(
         "Ada", "retry", "the card was replaced", target="bulk-1", query="state:failed", runs=runs
@@ -88,6 +90,10 @@ async def test_every_page_is_clean_accessible_and_fits_a_phone(app: App) -> None
                 await longest.evaluate("(each) => { each.lastChild.textContent = ' 59 min 59 s'; }")
                 is_cut = "(each) => each.scrollWidth > each.clientWidth"
                 assert not await longest.evaluate(is_cut), "a duration is wider than its column"
+                labels = [await each.bounding_box() for each in await seen.page.locator(".axis .at:visible").all()]
+                assert labels
+                for one, other in pairwise(each for each in labels if each is not None):
+                    assert one["x"] + one["width"] < other["x"], "labels of the axis overlap"
                 await seen.go("/runs")
                 cells = seen.page.locator("table.runs tbody tr").first.locator("td:visible")
                 await expect(cells).to_have_count(7 if width > 1000 else 6)

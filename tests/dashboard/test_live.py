@@ -72,6 +72,20 @@ async def test_viewers_of_one_page_share_what_is_computed(monkeypatch: pytest.Mo
             pass
 
 
+async def test_stream_without_changes_tells_the_page_to_read_its_times_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.dashboard.live.EVERY_SEC", 0.02)
+    monkeypatch.setattr("perdure.dashboard.live.TICK_SEC", 0.05)
+
+    async def compute() -> object:
+        return 1
+
+    live, request = Live(), Request()
+    stream = live.events(request, "/", compute)  # type: ignore[arg-type]
+    assert b"event: ready" in await anext(stream)
+    assert [(await anext(stream)).split(b"\n")[0] for _ in range(2)] == [b"event: tick"] * 2
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
 async def test_no_more_streams_than_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.dashboard.live.STREAMS_MAX", 1)
 

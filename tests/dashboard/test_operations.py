@@ -35,6 +35,7 @@ async def test_locks_say_who_holds_which_run(everywhere: App) -> None:
         ]
         page = (await http.get("/locks")).text
         assert "no worker: in back-off" in page
+        assert 'class="state s-stuck"' in page
         assert 'href="/locks?worker=dead"' in page
         of_dead = (await http.get("/locks.json?worker=dead")).json()["leases"]
         assert [each["run"] for each in of_dead] == ["lost-1"]
@@ -138,11 +139,12 @@ async def test_every_number_of_the_overview_leads_to_its_list(app: App, http: ht
     await shop.approval.options(id="approval-1", after=3600).start("A-3")
     await app.cancel("approval-1", "ordered twice")
     await until(lambda: _has_ended(app, "approval-1"))
+    await shop.counter.options(id="counter-1")(2)
     await stuck(app, "stuck-1")
     await storage_of(app).add_outbox_event(OutboxEvent("e-1", "order.paid", "shop", b"{}"))
     page = (await http.get("/")).text
     legend = re.sub("<[^>]*>", "", page[page.index("Runs that ended") :])
-    assert "1 completed and 1 cancelled 1 failed · " in legend
+    assert "2 completed and 1 cancelled and 2 recurred 1 failed · " in legend
     links = {link.replace("&amp;", "&") for link in re.findall(r'href="(/[^"]*)"', page) if "/static/" not in link}
     for wanted in (
         *(f"/runs?q=state:{name}" for name in ("running", "waiting", "compensating", "failed", "cancelled")),

@@ -1,10 +1,12 @@
 """Each page as HTML and as JSON: what it says, and that it shows nothing that is secret or dangerous."""
 
 import gzip
+import json
 import re
 from contextlib import suppress
 from datetime import timedelta
 from importlib.resources import files
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -14,6 +16,7 @@ from perdure import App, Client, WorkflowFailedError, WorkflowStatus, workflow
 from perdure.codecs import Encrypted, new_key
 from perdure.dashboard.app import POLICY, dashboard_app
 from perdure.dashboard.pages import ENVIRONMENT
+from perdure.dashboard.values import Number, pretty
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.error_pages import page_address
 from perdure.model.records import OutboxEvent, WorkflowInstance
@@ -230,6 +233,12 @@ async def test_worker_that_is_silent_is_not_said_to_execute_its_run(backend_data
         await storage.create_instance(WorkflowInstance("lost-1", "shop.gone"), worker_id="dead", timeout_sec=600)
         async with connected(client) as http:
             why = (await http.get("/runs/lost-1.json")).json()["why"]
+            assert why["sentence"] in (await http.get("/runs")).text
+            await storage.create_instance(WorkflowInstance("lost-2", "shop.gone"), worker_id="left", timeout_sec=600)
+            left = (await http.get("/runs/lost-2.json")).json()["why"]
+            assert left["sentence"] in (await http.get("/runs")).text
+    assert left["sentence"] == "Worker left holds the run but has left."
+    assert left["advice"].startswith("Another worker takes the run over when the lease expires in ")
     assert why["activity"] == "queued"
     assert why["sentence"] == ("Worker dead holds the run and has sent no heartbeat for 1 h: it has probably died.")
     assert why["advice"].startswith("Another worker takes the run over when the lease expires in ")
@@ -298,6 +307,7 @@ async def test_search_leads_to_runs_and_explains_mistakes(app: App, http: httpx.
     assert [each["id"] for each in found["runs"]] == ["order-1"]
     assert (await http.get("/runs.json?q=state:completed started:<1h")).json()["count"] == 1
     assert (await http.get("/runs?after=nonsense")).status_code == 422
+    assert "&#39;99999999d&#39; is too long" in (await http.get("/runs?q=started:<99999999d")).text
 
 
 async def test_lists_are_paged_by_keys(app: App, http: httpx.AsyncClient) -> None:
@@ -426,3 +436,121 @@ async def test_encrypted_values_are_shown_with_the_key_only(backend_database: Ba
             assert "encrypted with key" in (await http.get("/runs/order-1.json")).json()["input"]
             (event,) = (await http.get("/outbox.json?state=invalid")).json()["events"]
             assert event["error"] == "<encrypted with key 'k1'>"
+
+
+async def test_run_whose_id_ends_like_the_json_of_another_has_its_page(app: App, http: httpx.AsyncClient) -> None:
+    await shop.order.options(id="report.json")("A-1")
+    await shop.order.options(id="order-1")("A-2")
+    page = await http.get("/runs/report.json")
+    assert page.headers["content-type"].startswith("text/html")
+    assert '<span class="id">report.json</span>' in page.text
+    (twin,) = re.findall(r'type="application/json" href="([^"]+)"', page.text)
+    assert (await http.get(twin)).json()["run"]["id"] == "report.json"
+    assert (await http.get("/runs/order-1.json")).json()["run"]["id"] == "order-1"
+    assert (await http.get("/runs/report.json", headers={"Accept": "*/*"})).status_code == 404
+    assert (await http.get("/runs/nope.json")).status_code == 404
+    assert (await http.get("/runs/report.json/history")).status_code == 200
+    assert (await http.get(f"/runs/{'x' * 300}.json")).status_code == 404
+
+
+async def test_links_to_workflows_with_unusual_names_find_their_runs(app: App, http: httpx.AsyncClient) -> None:
+    names = ('my "new" order', "<order>", "bestellung größer", "order:1", "a\\b c")
+    for number, name in enumerate(names):
+        await storage_of(app).create_instance(WorkflowInstance(f"r-{number}", name))
+    page = (await http.get("/runs")).text
+    links = [each.replace("&amp;", "&") for each in re.findall(r'href="(/runs\?q=workflow:[^"]*)"', page)]
+    found = [(await http.get(link)).text for link in links]
+    assert len(found) == len(names)
+    for number in range(len(names)):
+        assert sum(f'data-href="/runs/r-{number}"' in each for each in found) == 1, names[number]
+        run = (await http.get(f"/runs/r-{number}")).text
+        (link,) = set(re.findall(r'href="(/runs\?q=workflow:[^"]*)"', run))
+        assert f'data-href="/runs/r-{number}"' in (await http.get(link)).text
+
+
+async def test_huge_values_are_shortened(app: App, http: httpx.AsyncClient) -> None:
+    many: Any = [["x" * 100] * 200] * 200
+    await storage_of(app).create_instance(
+        WorkflowInstance("huge-1", "shop.gone", input_data=json.dumps({"many": many, "one": "y" * 10_000}).encode())
+    )
+    page = await http.get("/runs/huge-1")
+    assert len(page.content) < 200_000
+    assert "shortened: the JSON of this page has the whole value" in page.text
+    assert (await http.get("/runs/huge-1.json")).json()["input"]["many"] == many
+    assert len(pretty({str(n): n for n in range(100_000)})) < 100_000
+    assert "10,000 characters in all" in pretty(["y" * 10_000], 4_000)
+    assert "shortened" not in pretty([1, {"a": "b"}], 4_000)
+    assert "shortened" in pretty(Number("1" * 100_000))
+
+
+async def test_long_errors_are_shortened_in_sentences(app: App, http: httpx.AsyncClient) -> None:
+    shop.broken.add("A" * 5_000)
+    with suppress(WorkflowFailedError):
+        await shop.payment.options(id="payment-1")("A" * 5_000)
+    for path in ("/", "/runs"):
+        assert "A" * 1_000 not in (await http.get(path)).text
+    document, page = (await http.get("/runs/payment-1.json")).json(), (await http.get("/runs/payment-1")).text
+    assert len(document["why"]["sentence"]) < 600
+    assert document["why"]["sentence"].endswith(" …")
+    assert len(document["run"]["error"]["message"]) > 5_000
+    assert "A" * 5_000 in page
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "0" * 12 + "9" * 30, "9" * 5_000, "-1", "1e3", "٣"])
+async def test_numbers_in_links_are_checked(app: App, http: httpx.AsyncClient, number: str) -> None:
+    await shop.order.options(id="order-1")("A-1")
+    for path in ("/runs/order-1?from=", "/runs/order-1/history?after=", "/audit?before="):
+        assert (await http.get(path + number)).status_code == 422, path
+
+
+async def test_failed_step_has_a_pattern_besides_its_colour(app: App, http: httpx.AsyncClient) -> None:
+    page = (await http.get(f"/runs/{await failed('A-1')}")).text
+    (bar,) = re.findall(r'<rect class="b-failed"[^>]*>', page)
+    assert 'fill="url(#p-bad)"' in bar
+    assert '<span class="k k-bad"></span>failed step' in page
+
+
+async def test_choosing_a_theme_without_scripts_keeps_the_search(http: httpx.AsyncClient) -> None:
+    page = (await http.get("/runs?q=state:failed&after=")).text
+    (following,) = re.findall(r'action="/theme">.*?name="next" value="([^"]*)"', page)
+    assert following.replace("&amp;", "&") == "/runs?q=state:failed&after="
+
+
+async def test_links_in_an_opened_child_lead_to_its_steps_and_children(app: App, http: httpx.AsyncClient) -> None:
+    await shop.grandparent.options(id="g-1").start("A-1")
+    await waiting(app, "g-1")
+    (family,) = (await http.get("/runs/g-1.json")).json()["lineage"]["children"]
+    await waiting(app, family["id"])
+    opened = await http.get("/runs/g-1", params={"open": family["id"]})
+    links = [each.replace("&amp;", "&") for each in re.findall(r'<span class="tl-name"><a href="([^"]+)"', opened.text)]
+    payment = next(each for each in links if each.startswith(f"/runs/{quote(family['id'], safe='')}?step=1"))
+    page = (await http.get(payment)).text
+    assert '<section id="step"' in page
+    (toggle,) = re.findall(r'<a class="dim" href="([^"]+)">open</a>', opened.text)[:1]
+    deeper = (await http.get(f"/runs/g-1{toggle.replace('&amp;', '&')}")).text
+    assert deeper.count('class="tl-row r-') > opened.text.count('class="tl-row r-')
+    assert ">shop.charge</a>" in deeper
+    assert ">child</a>" not in deeper
+
+
+async def test_folded_steps_stay_open_beside_a_child_and_are_in_the_json(app: App, http: httpx.AsyncClient) -> None:
+    run = await shop.grandparent.options(id="g-1").start("A-1")
+    await waiting(app, "g-1")
+    (family,) = (await http.get("/runs/g-1.json")).json()["lineage"]["children"]
+    await waiting(app, family["id"])
+
+    async def awaits_approval() -> bool:
+        return "order.approved" in [each["name"] for each in (await http.get("/waits.json")).json()["waits"]]
+
+    await until(awaits_approval)
+    await app.send_event("order.approved", {"order": "A-1", "by": "Ada"})
+
+    async def has_packed() -> bool:
+        return bool((await http.get("/runs/g-1.json")).json()["groups"])
+
+    await until(has_packed)
+    (group,) = (await http.get("/runs/g-1.json")).json()["groups"]
+    assert (group["name"], group["steps"]) == ("shop.pack", 8)
+    assert group["by_status"].keys() == {"completed"}
+    page = (await http.get(f"/runs/{run.id}", params={"open": [group["id"], family["id"]]})).text
+    assert len(re.findall(r'shop\.pack</a> <span class="dim id">', page)) == 8

@@ -108,13 +108,13 @@ def test_equal_siblings_are_folded_with_errors_first() -> None:
     rows = rows_of(steps, [], NOON, at(10))
     failed = Row(**{**{name: getattr(rows[5], name) for name in Row.__slots__}, "status": "failed"})
     rows[5] = failed
-    group, error = folded(rows, "")
+    group, error = folded(rows, ())
     assert (group.members, group.status, dict(group.counts)) == (8, "failed", {"completed": 7, "failed": 1})
     assert (error.id, error.inside) == ("6.1:pack", True)
-    opened = folded(rows, group.id)
+    opened = folded(rows, {group.id, "a child"})
     assert len(opened) == 9
     assert opened[1].status == "failed"
-    assert len(folded(rows[:5], "")) == 5
+    assert len(folded(rows[:5], ())) == 5
 
 
 def test_equal_steps_are_told_apart_by_their_numbers() -> None:
@@ -123,7 +123,7 @@ def test_equal_steps_are_told_apart_by_their_numbers() -> None:
         replace(step("~undo:3.1:pack", 5, StepKind.COMPENSATION), name="pack"),
         replace(step("~undo:1:pack", 6, StepKind.COMPENSATION), name="pack"),
     ]
-    shown = folded(rows_of([*done, *undone], [], NOON, at(10)), "")
+    shown = folded(rows_of([*done, *undone], [], NOON, at(10)), ())
     assert [row.number for row in shown if row.alike] == ["1", "3.1", "3.1", "1"]
     assert [row.id for row in shown if not row.alike] == ["2:charge"]
 

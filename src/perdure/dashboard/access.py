@@ -2,7 +2,8 @@
 
 A browser cannot send a header by itself, so a person enters the token once, and a cookie keeps what is derived from it.
 Every action needs three things that a page of another site cannot have: the header `Sec-Fetch-Site: same-origin`, a
-cookie that is sent for this site only, and the value of that cookie in the form.
+cookie that browsers do not send with forms of other sites, and the value of that cookie in the form. Links of other
+sites send the cookies (`SameSite=Lax`), so that a link in a chat leads a person with a session to its page.
 """
 
 import hashlib

@@ -13,9 +13,11 @@ from perdure.dashboard.audit import AuditEntry, actor_of, announce
 from perdure.dashboard.pages import Dashboard, Visit, redirect
 from perdure.http.api import run_id_of
 from perdure.http.problems import Problem
+from perdure.inspection.retries import tries_of
 from perdure.model.administration import REQUESTED
 
 REASON_MAX = 1_000
+KINDS = ("event", "direct", "channel")  # of what a person sends
 
 
 @dataclass(slots=True)
@@ -98,9 +100,19 @@ async def cancel_run(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
 
 
 async def retry_run(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]) -> Response:
-    """Start a failed or cancelled run again, as a new run, and show that one."""
+    """Start a failed or cancelled run again, as a new run, and show that one.
+
+    The form names the last retry that its page showed: two people who look at the same failure start one retry.
+    """
     id, reason = run_id_of(visit.request), reason_of(form)
-    async with acted(dashboard, visit, "retry", id, reason) as outcome:
+    async with acted(dashboard, visit, "retry", id, reason) as outcome, dashboard.retrying:
+        last = (await tries_of(dashboard.storage, id))[-1:]
+        if "last" in form and last and last[0].instance_id not in (id, form["last"]):
+            raise Problem(
+                409,
+                f"run {id!r} has been retried in the meantime, as {last[0].instance_id!r}: see that run first, then "
+                "repeat the action from the page of this run if it is still needed",
+            )
         handle = await dashboard.client.retry(id, from_step=form.get("step") or None)
         outcome.text = f"started {handle.id}"
     return to_run(visit, handle.id, "retried")
@@ -130,7 +142,11 @@ async def send_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
         data = json.loads(text or "null")
     except (ValueError, RecursionError) as error:
         raise Problem(422, f"the data is not JSON: {error}", parameter="data") from None
+    if kind not in KINDS:
+        raise Problem(422, f"{kind!r} is not a kind of message: use {', '.join(KINDS)}", parameter="kind")
     async with acted(dashboard, visit, "send", id, reason) as outcome:
+        if kind != "channel" and (await dashboard.client.get(id).info()).finished_at is not None:
+            raise Problem(409, f"run {id!r} has ended: it takes no events and messages any more")
         if kind == "channel":
             await dashboard.client.publish(name, data)
         elif kind == "direct":
@@ -138,4 +154,4 @@ async def send_event(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]
         else:
             await dashboard.client.send_event(name, data, to=id)
         outcome.text = f"sent {name}"
-    return to_run(visit, id, "sent")
+    return to_run(visit, id, "published" if kind == "channel" else "sent")

@@ -203,7 +203,7 @@ def _login_routes(dashboard: Dashboard) -> list[BaseRoute]:
             response = RedirectResponse(f"{root}{following}", 303)
             secure, longest = request.url.scheme == "https", int(SESSION_SEC)
             response.set_cookie(
-                SESSION, session, longest, path=root or "/", httponly=True, samesite="strict", secure=secure
+                SESSION, session, longest, path=root or "/", httponly=True, samesite="lax", secure=secure
             )
             return response
 
@@ -218,7 +218,7 @@ def _login_routes(dashboard: Dashboard) -> list[BaseRoute]:
             chosen, root = form.get("theme", ""), quote(request.scope.get("root_path", ""))
             response = RedirectResponse(f"{root}{_local(form.get('next', '/'))}", 303)
             if chosen in THEMES:
-                response.set_cookie("perdure_theme", chosen, YEAR_SEC, path=root or "/", samesite="strict")
+                response.set_cookie("perdure_theme", chosen, YEAR_SEC, path=root or "/", samesite="lax")
             else:
                 response.delete_cookie("perdure_theme", path=root or "/")
             return response

@@ -44,7 +44,8 @@ async def bulk(dashboard: Dashboard, visit: Visit) -> Page:
         "at": visit.now,
     }
     shown = {"verb": VERBS[action], "id": new_action_id()}
-    return Page("bulk.html", f"{VERBS[action]} {found:,} runs", document, shown, [found, ids])
+    title = f"{VERBS[action]} {found:,} run{'' if found == 1 else 's'}"
+    return Page("bulk.html", title, document, shown, [found, ids])
 
 
 async def change_many(dashboard: Dashboard, visit: Visit, form: Mapping[str, str]) -> Response:

@@ -36,7 +36,7 @@ class Buckets:
         self.begin = now - self.span
         self.good = [0] * BUCKETS
         self.bad = [0] * BUCKETS
-        self.cancelled = 0
+        self.cancelled = self.recurred = 0
         times: list[list[float]] = [[] for _ in range(BUCKETS)]
         for each in ended:
             number = int((each.ended_at - self.begin) / length)
@@ -45,6 +45,7 @@ class Buckets:
             failed = each.status is WorkflowStatus.FAILED
             (self.bad if failed else self.good)[number] += 1
             self.cancelled += each.status is WorkflowStatus.CANCELLED
+            self.recurred += each.status is WorkflowStatus.RECURRED
             times[number].append((each.ended_at - each.started_at).total_seconds())
         self.half = [percentile(each, 0.5) for each in times]
         self.most = [percentile(each, 0.95) for each in times]
@@ -53,6 +54,11 @@ class Buckets:
     def total(self) -> int:
         """Return the number of runs that ended."""
         return sum(self.good) + sum(self.bad)
+
+    @property
+    def completed(self) -> int:
+        """Return the number of runs that completed."""
+        return self.total - self.failed - self.cancelled - self.recurred
 
     @property
     def rate(self) -> str:
@@ -107,7 +113,7 @@ def throughput(buckets: Buckets) -> Markup:
     for number, (good, bad) in enumerate(zip(buckets.good, buckets.bad, strict=True)):
         x, low, high = number * width, HEIGHT * good / most, HEIGHT * bad / most
         title = Markup("<title>{}</title>").format(
-            f"{buckets.begin + number * buckets.length:%H:%M:%S}: {good} completed or cancelled, {bad} failed"
+            f"{buckets.begin + number * buckets.length:%H:%M:%S}: {good} ended otherwise, {bad} failed"
         )
         shapes.append(
             Markup('<g>{}<rect class="hit" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
@@ -164,7 +170,14 @@ def _rect(kind: str, x: float, y: float, width: float, height: float) -> Markup:
 
 def _fill(kind: str) -> Markup:
     """Return the attribute for what has a pattern; base.html defines the patterns."""
-    pattern = {"wait": "p-wait", "child": "p-child", "undo": "p-undo", "c-bad": "p-bad", "b-gap": "p-gap"}.get(kind)
+    pattern = {
+        "wait": "p-wait",
+        "child": "p-child",
+        "undo": "p-undo",
+        "c-bad": "p-bad",
+        "failed": "p-bad",
+        "b-gap": "p-gap",
+    }.get(kind)
     return Markup("") if pattern is None else Markup(' fill="url(#{})"').format(pattern)
 
 
@@ -179,12 +192,13 @@ def bar(row: Row, scale: Scale) -> Markup:
         width = max(end - begin, MARK)
         left = min(begin, 1000 - width)
         open_end = part is row.parts[-1] and row.status in OPEN
-        kind = f"b-{part.phase.value}" + (" b-open" if open_end else "")
-        kind += " b-failed" if row.is_failed and part is row.parts[-1] and part.phase not in IDLE else ""
+        failed = row.is_failed and part is row.parts[-1] and part.phase not in IDLE
+        shape = "failed" if failed else part.phase.value
+        kind = f"b-{shape}" + (" b-open" if open_end else "")
         title = Markup("<title>{}</title>").format(f"{PHASES[part.phase.value]}: {short(part.end - part.begin)}")
         shapes.append(
             Markup('<g>{}<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"{}/></g>').format(
-                title, kind, left, 8 if thin else 3, width, 4 if thin else 14, _fill(part.phase.value)
+                title, kind, left, 8 if thin else 3, width, 4 if thin else 14, _fill(shape)
             )
         )
     for at in row.failures:

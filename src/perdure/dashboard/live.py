@@ -16,7 +16,7 @@ from perdure.http.problems import Problem, problem_of
 
 EVERY_SEC = 1.0
 SHARE = 20.0
-KEEP_ALIVE_SEC = 15.0
+TICK_SEC = 15.0  # after which a page without changes is told so: its times, such as heartbeats, are others by now
 STREAM_SEC = 600.0  # a browser then opens another one by itself
 STREAMS_MAX = 1_000
 
@@ -86,9 +86,9 @@ class Live:
             if (marker := await _marker(watch, compute)) != sent:
                 sent, sent_at = marker, loop.time()
                 yield _event("change", marker)
-            elif loop.time() - sent_at > KEEP_ALIVE_SEC:
+            elif loop.time() - sent_at >= TICK_SEC:
                 sent_at = loop.time()
-                yield b": nothing new\n\n"
+                yield _event("tick", sent)
 
 
 async def _marker(watch: _Watch, compute: Compute) -> str:

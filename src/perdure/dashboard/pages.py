@@ -1,10 +1,11 @@
 """What every page is made of: a view computes it, and a request gets it as HTML, as JSON or as a stream of changes."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,19 +21,22 @@ from perdure.dashboard.access import CSRF, Doors, check_csrf, csrf_of
 from perdure.dashboard.assets import asset_url
 from perdure.dashboard.audit import Audit
 from perdure.dashboard.live import Live, marker_of
-from perdure.dashboard.values import Redactor, plain, pretty
+from perdure.dashboard.values import SHOWN_IN_LIST_MAX, Redactor, plain, pretty
 from perdure.engine.api import current
 from perdure.engine.api.client import Client, storage_of
-from perdure.errors import ClosedError, PerdureError
+from perdure.errors import ClosedError, LimitError, PerdureError
 from perdure.http.bodies import media_type, read_body
 from perdure.http.problems import Problem, of_http, problem_of, unexpected
+from perdure.model import limits
 from perdure.model.limits import NAME_MAX
 from perdure.storage.administration import Administration, administration_of
 from perdure.storage.contract import Storage
 from perdure.views.durations import short
+from perdure.views.search import searched
 
 SSE = "text/event-stream"
 THEMES = ("light", "dark")
+DIGITS_MAX = 19  # of a number in a query parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Dashboard:
     audit_retention: timedelta | None = None
     live: Live = field(default_factory=Live)
     actions: Background = field(default_factory=Background)  # on many runs, which this process executes itself
+    retrying: asyncio.Lock = field(default_factory=asyncio.Lock)  # one retry at a time
 
     @property
     def storage(self) -> Storage:
@@ -99,8 +104,8 @@ class Visit:
     def number(self, name: str, most: int = 10**9) -> int:
         """Return a query parameter that is a whole number (default: 0)."""
         text = self.value(name, "0")
-        if not text.isascii() or not text.isdigit() or int(text[:12]) > most:
-            raise Problem(422, f"{name}={text} is not a whole number up to {most}", parameter=name)
+        if not text.isascii() or not text.isdigit() or len(text) > DIGITS_MAX or int(text) > most:
+            raise Problem(422, f"{name}={text[:40]} is not a whole number up to {most}", parameter=name)
         return int(text)
 
 
@@ -112,7 +117,12 @@ ENVIRONMENT = Environment(
 )
 ENVIRONMENT.lstrip_blocks = True
 ENVIRONMENT.filters.update(
-    short=short, pretty=pretty, quoted=lambda text: quote(str(text), safe=""), count=lambda number: f"{number:,}"
+    short=short,
+    pretty=pretty,
+    pretty_in_list=lambda value: pretty(value, SHOWN_IN_LIST_MAX),
+    quoted=lambda text: quote(str(text), safe=""),
+    searched=lambda text: quote(searched(str(text)), safe=""),
+    count=lambda number: f"{number:,}",
 )
 ENVIRONMENT.globals.update(asset=asset_url, icon=icons.icon, label=icons.label, charts=charts)
 
@@ -129,7 +139,7 @@ def routes_of(dashboard: Dashboard, path: str, view: View) -> list[Route]:
 
     def respond(as_json: bool) -> Callable[[Request], Awaitable[Response]]:
         async def respond(request: Request) -> Response:
-            return await _answer(dashboard, request, view, as_json)
+            return await _answer(dashboard, request, view, as_json, has_run_id=path.endswith("/{id}"))
 
         return respond
 
@@ -181,20 +191,38 @@ async def visit_of(dashboard: Dashboard, request: Request) -> Visit:
     return Visit(request, await dashboard.storage.now(), may)
 
 
-async def _answer(dashboard: Dashboard, request: Request, view: View, as_json: bool) -> Response:
+async def _answer(dashboard: Dashboard, request: Request, view: View, as_json: bool, *, has_run_id: bool) -> Response:
     async def handle() -> Response:
         visit = await visit_of(dashboard, request)
-        if SSE in request.headers.get("accept", "") and not as_json:
+        is_twin = as_json and not (has_run_id and await _is_page_of_run(dashboard, request))
+        if SSE in request.headers.get("accept", "") and not is_twin:
             return _stream(dashboard, request, visit, view)
         with current.using(dashboard.client):
             page = await view(dashboard, visit)
         if isinstance(page, Response):
             return page
-        if as_json:
+        if is_twin:
             return Response(msgspec.json.encode(plain(page.document)), page.status, None, "application/json")
         return html(dashboard, request, page, visit)
 
     return await guarded(dashboard, request, handle, as_json)
+
+
+async def _is_page_of_run(dashboard: Dashboard, request: Request) -> bool:
+    """Return whether a browser asks for the page of a run whose id ends in `.json`, and not for the JSON of another.
+
+    The parameter of the path is then the whole id.
+    """
+    accepted, id = request.headers.get("accept", ""), f"{request.path_params['id']}.json"
+    if "text/html" not in accepted and SSE not in accepted:
+        return False
+    try:
+        (row,) = await dashboard.storage.get_instances([limits.name(unquote(id))])
+    except LimitError:
+        return False
+    if row is not None:
+        request.path_params["id"] = id
+    return row is not None
 
 
 async def guarded(
@@ -224,7 +252,7 @@ def refusal(dashboard: Dashboard, request: Request, problem: Problem, as_json: b
     if not wants_html:
         return problem.response()
     if problem.status == 401 and dashboard.doors.has_token:
-        back = urlencode({"next": _own_path(request)})
+        back = urlencode({"next": _page_of(request)})
         return RedirectResponse(f"{request.scope.get('root_path', '')}/login?{back}", 303)
     shown = {"problem": problem, "document": problem.document()}
     page = Page("problem.html", problem.document().title, {}, shown, status=problem.status)
@@ -236,9 +264,16 @@ def _path_of(request: Request) -> str:
     return quote(request.scope["path"].removeprefix(request.scope.get("root_path", "")), safe="/%") or "/"
 
 
-def _own_path(request: Request) -> str:
-    path = _path_of(request)
-    return f"{path}?{request.url.query}" if request.url.query else path
+def _page_of(request: Request) -> str:
+    """Return the page that a request belongs to, with its query: of a form, the one that has it."""
+    if request.method in ("GET", "HEAD"):
+        path = _path_of(request)
+        return f"{path}?{request.url.query}" if request.url.query else path
+    came, root = urlsplit(request.headers.get("referer", "")), quote(request.scope.get("root_path", ""))
+    if came.netloc != request.url.netloc or not came.path.startswith(f"{root}/"):
+        return "/"
+    path = came.path.removeprefix(root)
+    return f"{path}?{came.query}" if came.query else path
 
 
 def html(dashboard: Dashboard, request: Request, page: Page, visit: Visit | None) -> Response:
@@ -256,7 +291,9 @@ def html(dashboard: Dashboard, request: Request, page: Page, visit: Visit | None
         may=visit.may if visit is not None else frozenset(),
         now=visit.now if visit is not None else None,
         ago=_ago(visit.now) if visit is not None else None,
+        age=_age(visit.now) if visit is not None else None,
         here=_path_of(request),
+        back=_page_of(request),
         twin=_twin(request),
         search=request.query_params.get("q", ""),
         marker=marker_of(_compared(page)) if visit is not None else "",
@@ -264,7 +301,7 @@ def html(dashboard: Dashboard, request: Request, page: Page, visit: Visit | None
     response = Response(text, page.status, {"Vary": "Accept, Cookie"}, "text/html")
     if request.cookies.get(CSRF) != csrf:
         secure = request.url.scheme == "https"
-        response.set_cookie(CSRF, csrf, path=root or "/", httponly=True, samesite="strict", secure=secure)
+        response.set_cookie(CSRF, csrf, path=root or "/", httponly=True, samesite="lax", secure=secure)
     return response
 
 
@@ -286,6 +323,15 @@ def _ago(now: datetime) -> Callable[[datetime | None], Markup]:
         )
 
     return ago
+
+
+def _age(now: datetime) -> Callable[[datetime], Markup]:
+    """Return how a template shows for how long something has lasted, which the page counts on."""
+
+    def age(since: datetime) -> Markup:
+        return Markup('<time data-age datetime="{}">{}</time>').format(since.isoformat(), short(now - since))
+
+    return age
 
 
 def _compared(page: Page) -> object:

@@ -16,6 +16,7 @@ from perdure.dashboard.pages import Dashboard, Page, Visit
 from perdure.dashboard.source import source_view
 from perdure.dashboard.timeline import ROWS_MAX, Part, Phase, Row, Scale, folded, rows_of
 from perdure.dashboard.values import parse, plain
+from perdure.dashboard.workers import holder_of
 from perdure.engine.api.history_rows import archived_rows
 from perdure.engine.api.reading import read_runs
 from perdure.engine.api.run_info import RunInfo, WaitKind
@@ -54,9 +55,11 @@ NOTES = {
     "cancelled": "The run is being cancelled: completed steps are compensated first.",
     "retried": "This is the new run.",
     "sent": "The event is stored for the run.",
+    "published": "The message is published on its channel.",
     "deleted": "The run is deleted.",
     "requeued": "The event will be published.",
-    "bulk": "This run carries out the action. It continues by itself, also if this page or the server is closed.",
+    "bulk": "This run carries out the action, also if this page is closed. If the server stops, the next worker or "
+    "dashboard resumes it.",
 }
 
 
@@ -97,6 +100,7 @@ async def run(dashboard: Dashboard, visit: Visit) -> Page | Response:
         "state": dashboard.redact(_state(history), "state"),
         "failed_step": failed,
         "steps": [_step_document(each, dashboard) for each in timeline.shown if not each.members],
+        "groups": [_group_document(each) for each in timeline.shown if each.members],
         "steps_in_all": len(timeline.rows),
         "history_more": history.more,
         "lineage": await _lineage(storage, row, info, timeline.rows),
@@ -217,11 +221,10 @@ async def _details(
             not_undone[compensated.get(step.id, (step.id, ""))[0]] = step.error
         else:
             undoing[compensated.get(step.id, (step.id, ""))[0]] = step.error
-    silent_since = None
-    if info.worker is not None:
-        silent = (each for each in await list_workers(dashboard.client) if each.id == info.worker and not each.is_live)
-        silent_since = next((each.beat_at for each in silent), None)
-    return Details(failed_step or _open_step(history), retried, not_undone, undoing, silent_since)
+    workers = await list_workers(dashboard.client) if info.worker is not None else ()
+    holder = holder_of(info, workers)
+    doing = failed_step or _open_step(history)
+    return replace(holder, step=doing, retried=retried, not_undone=not_undone, undoing=undoing)
 
 
 async def _waited_for(dashboard: Dashboard, visit: Visit, info: RunInfo, history: History) -> list[dict[str, Any]]:
@@ -327,7 +330,7 @@ async def _timeline(
     rows = rows_of(history.steps, history.rows, info.started_at, until)
     current = _current(info, rows, activity, until)
     opened = visit.request.query_params.getlist("open")
-    shown = [*folded(rows, opened[-1] if opened else ""), *current]
+    shown = [*folded(rows, set(opened)), *current]
     shown = await _with_children(dashboard.storage, shown, set(opened), visit.now)
     first = min(visit.number("from"), max(len(shown) - 1, 0))
     scale = Scale([*rows, *current], info.started_at, max([until, *(row.end for row in rows)]))
@@ -350,20 +353,32 @@ def _current(info: RunInfo, rows: Sequence[Row], activity: Activity, until: date
 
 
 async def _with_children(storage: Storage, rows: list[Row], opened: set[str], now: datetime) -> list[Row]:
-    """Return the rows, with those of each opened child below its own."""
+    """Return the rows, with those of each opened child below its own, and those of its opened children."""
     found: list[Row] = []
     for row in rows:
         found.append(row)
-        if row.child is None or row.child not in opened:
+        if row.child is None or row.child not in opened or len(found) > ROWS_MAX:
             continue
         child = await storage.get_instance(row.child)
         if child is None or child.started_at is None:
             continue
         history = await _history(storage, child, CHILD_HISTORY_MAX)
         until = (child.updated_at or now) if child.status in TERMINAL else now
-        inner = folded(rows_of(history.steps, history.rows, child.started_at, until), "")
-        below = row.depth + 1
-        found += [replace(each, id=f"{row.child}/{each.id}", depth=below + each.depth, inside=True) for each in inner]
+        inner = folded(rows_of(history.steps, history.rows, child.started_at, until), ())
+        asked = [each.child for each in inner if each.child is not None][:CHILDREN_MAX]
+        children = await storage.get_instances(asked) if asked else []
+        called = {each.instance_id: each.workflow_name for each in children if each is not None}
+        below = [
+            replace(
+                each,
+                name=called.get(each.child or "", each.name),
+                run=row.child,
+                depth=row.depth + 1 + each.depth,
+                inside=True,
+            )
+            for each in inner
+        ]
+        found += await _with_children(storage, below, opened - {row.child}, now)
     return found
 
 
@@ -417,7 +432,7 @@ def _run_document(dashboard: Dashboard, row: WorkflowInstance, info: RunInfo) ->
 
 def _step_document(row: Row, dashboard: Dashboard) -> dict[str, Any]:
     return {
-        "id": row.id,
+        "id": f"{row.run}/{row.id}" if row.run else row.id,
         "name": row.name,
         "kind": row.kind,
         "status": row.status,
@@ -428,6 +443,11 @@ def _step_document(row: Row, dashboard: Dashboard) -> dict[str, Any]:
         "child": row.child,
         "error": dashboard.redact(row.error, "error") or None,
     }
+
+
+def _group_document(row: Row) -> dict[str, Any]:
+    """Return several equal steps that the timeline folds into one row."""
+    return {"id": row.id, "name": row.name, "kind": row.kind, "steps": row.members, "by_status": row.counts}
 
 
 def _chosen(dashboard: Dashboard, visit: Visit, rows: Sequence[Row], history: History) -> dict[str, Any] | None:

@@ -9,8 +9,10 @@ from perdure.bulk.selection import STATUSES
 from perdure.dashboard.bulk import VERBS
 from perdure.dashboard.pages import Dashboard, Page, Visit, redirect
 from perdure.dashboard.saved_views import views_of
+from perdure.dashboard.workers import holder_of
 from perdure.engine.api.queries import COUNT_MAX
 from perdure.engine.api.run_info import RunInfo
+from perdure.inspection import list_workers
 from perdure.views.search import HELP, FilterError, parse
 from perdure.views.why import explain
 
@@ -37,11 +39,16 @@ async def runs(dashboard: Dashboard, visit: Visit) -> Page | Response:
     page = await query.page(LIMIT, visit.value("after") or None, payloads=False)
     count = None if search.filter.where or search.filter.stuck else await query.count()
     names = await dashboard.storage.list_workflow_names()
+    held = any(run.worker is not None for run in page.runs)
+    workers = await list_workers(dashboard.client) if held else ()
     following = {"q": text, "after": page.next_token} if page.next_token else None
     shown = {
         "search_error": "",
         "help": HELP,
-        "why": {run.id: dashboard.redact(explain(run, visit.now).sentence, "error") for run in page.runs},
+        "why": {
+            run.id: dashboard.redact(explain(run, visit.now, holder_of(run, workers)).sentence, "error")
+            for run in page.runs
+        },
         "names": names,
         "next_url": f"/runs?{urlencode(following)}" if following else None,
         "bulk": {name: verb for name, verb in VERBS.items() if any(run.status in STATUSES[name] for run in page.runs)},

@@ -7,7 +7,7 @@ before that task. So a step that ran beside others of its task may look shorter 
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -70,6 +70,7 @@ class Row:
     counts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS)
     inside: bool = False  # one of several equal steps that are folded
     alike: bool = False  # other rows have the same name
+    run: str = ""  # of a child's step: the child
     step: StepInfo | None = None
 
     @property
@@ -235,7 +236,7 @@ def _parts(step: StepInfo, notes: _Notes, start: datetime, end: datetime) -> tup
 # Folding.
 
 
-def folded(rows: Sequence[Row], opened: str) -> list[Row]:
+def folded(rows: Sequence[Row], opened: Collection[str]) -> list[Row]:
     """Return the rows with equal steps folded into one, except those whose group is `opened`; errors first."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     named = Counter((row.name, row.kind) for row in rows)
@@ -248,7 +249,7 @@ def folded(rows: Sequence[Row], opened: str) -> list[Row]:
             continue
         found.append(_fold(members))
         inside = sorted(members, key=lambda row: row.status not in ("failed", "retrying"))
-        shown = inside if opened == group_id(key) else [row for row in inside if row.status == "failed"][:ERRORS_MAX]
+        shown = inside if group_id(key) in opened else [row for row in inside if row.status == "failed"][:ERRORS_MAX]
         found += [replace(row, inside=True, alike=True) for row in shown]
     return found
 

@@ -5,7 +5,8 @@ A number that a browser reads as a float may be rounded, so numbers stay text fr
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ HIDDEN = "•••"
 TEXT_MAX = 4_000  # characters of a text that are shown
 ITEMS_MAX = 200  # elements of an array or object that are shown
 DEPTH_MAX = 40
+SHOWN_MAX = 50_000  # characters of a value that are shown
+SHOWN_IN_LIST_MAX = 4_000  # the same where a page has many values
 
 
 class Number(str):
@@ -89,28 +92,51 @@ def plain(value: Any) -> Any:
     return value
 
 
-def pretty(value: Any) -> Markup:
+def pretty(value: Any, most: int = SHOWN_MAX) -> Markup:
     """Return a value as indented JSON with markup; what is very long is shortened."""
-    parts: list[str | Markup] = []
-    _write(value, 0, parts)
-    return Markup("").join(parts)
+    out = _Parts(most)
+    try:
+        _write(value, 0, out)
+    except _FullError:
+        out.append(_part("more", "\n… shortened: the JSON of this page has the whole value"))
+    return Markup("").join(out)
 
 
-def _write(value: Any, depth: int, out: list[str | Markup]) -> None:
+class _FullError(Exception):
+    """A value has more characters than are shown."""
+
+
+class _Parts(list[Markup]):
+    """The parts of a value, and how many characters of it may follow."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def spend(self, characters: int) -> None:
+        """Count what is about to be shown; raise `_FullError` if it is too much."""
+        self.left -= characters
+        if self.left < 0:
+            raise _FullError
+
+
+def _write(value: Any, depth: int, out: _Parts) -> None:
     if depth > DEPTH_MAX:
         out.append(_part("more", "… (nested more deeply)"))
     elif isinstance(value, Number):
+        out.spend(len(value))
         out.append(_part("num", value))
     elif isinstance(value, str):
-        shown = value if len(value) <= TEXT_MAX else value[:TEXT_MAX]
+        shown = value[: min(TEXT_MAX, out.left)]
+        out.spend(len(shown))
         out.append(_part("str", json.dumps(shown, ensure_ascii=False)))
-        if len(value) > TEXT_MAX:
+        if len(value) > len(shown):
             out.append(_part("more", f" … {len(value):,} characters in all"))
     elif isinstance(value, Mapping):
-        pairs = [(_part("key", json.dumps(str(key), ensure_ascii=False)) + ": ", each) for key, each in value.items()]
-        _write_items(pairs, "{}", depth, out)
+        pairs = ((_part("key", json.dumps(str(key), ensure_ascii=False)) + ": ", each) for key, each in value.items())
+        _write_items(pairs, len(value), "{}", depth, out)
     elif isinstance(value, list | tuple):
-        _write_items([(Markup(""), each) for each in value], "[]", depth, out)
+        _write_items(((Markup(""), each) for each in value), len(value), "[]", depth, out)
     elif isinstance(value, bytes):
         out.append(_part("more", f"{len(value):,} bytes"))
     elif value is None or isinstance(value, bool | int | float):
@@ -119,15 +145,16 @@ def _write(value: Any, depth: int, out: list[str | Markup]) -> None:
         out.append(_part("str", str(value)))
 
 
-def _write_items(items: list[tuple[Markup, Any]], brackets: str, depth: int, out: list[str | Markup]) -> None:
+def _write_items(items: Iterable[tuple[Markup, Any]], in_all: int, brackets: str, depth: int, out: _Parts) -> None:
     out.append(Markup(brackets[0]))
-    for number, (label, each) in enumerate(items[:ITEMS_MAX]):
+    for number, (label, each) in enumerate(islice(items, ITEMS_MAX)):
+        out.spend(len(label) + 2 * depth + 10)
         out.append(Markup(",\n" if number else "\n") + "  " * (depth + 1))
         out.append(label)
         _write(each, depth + 1, out)
-    if len(items) > ITEMS_MAX:
-        out.append(Markup("\n") + "  " * (depth + 1) + _part("more", f"… {len(items):,} in all"))
-    out.append((Markup("\n") + "  " * depth if items else Markup("")) + brackets[1])
+    if in_all > ITEMS_MAX:
+        out.append(Markup("\n") + "  " * (depth + 1) + _part("more", f"… {in_all:,} in all"))
+    out.append((Markup("\n") + "  " * depth if in_all else Markup("")) + brackets[1])
 
 
 def _part(kind: str, text: str) -> Markup:

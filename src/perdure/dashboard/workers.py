@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.dashboard.pages import Dashboard, Page, Visit
+from perdure.engine.api.run_info import RunInfo
 from perdure.engine.worker.owners import is_backed_off, worker_of
 from perdure.inspection import WorkerInfo, list_workers
 from perdure.model.administration import HeldLease
 from perdure.model.limits import PAGE_MAX
+from perdure.views.why import Details
 
 LEASES_MAX = PAGE_MAX  # leases that are read, those that expire first
 SHOWN = 10
@@ -42,6 +44,16 @@ async def held_by(dashboard: Dashboard) -> tuple[dict[str, list[HeldLease]], boo
         if not is_backed_off(lease.locked_by):
             leases.setdefault(worker_of(lease.locked_by), []).append(lease)
     return leases, len(found) == LEASES_MAX
+
+
+def holder_of(run: RunInfo, workers: Sequence[WorkerInfo]) -> Details:
+    """Return what the workers say of the one that holds a run: whether it is silent, or has left."""
+    if run.worker is None:
+        return Details()
+    found = next((each for each in workers if each.id == run.worker), None)
+    if found is None:
+        return Details(has_left=True)
+    return Details(silent_since=None if found.is_live else found.beat_at)
 
 
 def lease_facts(leases: Sequence[HeldLease]) -> dict[str, Any]:

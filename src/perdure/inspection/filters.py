@@ -98,7 +98,10 @@ def parse_filter(text: str, now: datetime) -> RunFilter:
 def parse_time(text: str, now: datetime) -> datetime:
     """Return a point in time: an ISO 8601 date or time, or an age such as `1h`, which is that long before `now`."""
     if (age := parse_age(text)) is not None:
-        return now - age
+        try:
+            return now - age
+        except OverflowError:
+            raise FilterError(f"{text!r} is too long") from None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -1,5 +1,6 @@
 """Searches of the dashboard: an id, or a filter as the command line has it (`perdure.inspection.filters`)."""
 
+import json
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +28,9 @@ HELP: tuple[tuple[str, str], ...] = (
 _ID = re.compile(r"""\s*(?:(?:id:)("(?:[^"\\]|\\.)*"|\S+)|("(?:[^"\\]|\\.)*"|[^\s":]+))\s*\Z""")
 
 
+_WORD = re.compile(r"""[^\s"<>][^\s"]*\Z""")
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """A parsed search: an id, or a filter."""
@@ -39,6 +43,11 @@ class Search:
         return self.filter.query(client)
 
 
+def searched(value: str) -> str:
+    """Return a value as a term of a search has it: in quotes if it is more than a word."""
+    return value if _WORD.match(value) else json.dumps(value, ensure_ascii=False)
+
+
 def parse(text: str, now: datetime) -> Search:
     """Return the search that a text describes; ages count back from `now`. Raise `FilterError` if it is none."""
     if (found := _ID.match(text)) is not None:
@@ -46,4 +55,4 @@ def parse(text: str, now: datetime) -> Search:
     return Search(filter=parse_filter(text, now))
 
 
-__all__ = ["HELP", "LABELS", "FilterError", "Search", "parse"]
+__all__ = ["HELP", "LABELS", "FilterError", "Search", "parse", "searched"]

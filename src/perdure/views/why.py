@@ -13,6 +13,8 @@ from perdure.engine.api.run_info import ErrorInfo, RunInfo, WaitInfo, WaitKind
 from perdure.model.states import RESUMABLE, WorkflowStatus
 from perdure.views.durations import short
 
+MESSAGE_MAX = 400  # characters of an error in a sentence; the page of the run has all of them
+
 
 class Activity(StrEnum):
     """What kind of thing a run does now."""
@@ -44,6 +46,7 @@ class Details:
     - `not_undone`: the steps whose compensation failed, with the error of its last attempt.
     - `undoing`: the same while the compensation is attempted again.
     - `silent_since`: the last heartbeat of the worker that holds the run, if it is not live.
+    - `has_left`: the worker that holds the run is not registered any more.
     """
 
     step: str | None = None
@@ -51,6 +54,7 @@ class Details:
     not_undone: Mapping[str, ErrorInfo] = field(default_factory=dict)
     undoing: Mapping[str, ErrorInfo] = field(default_factory=dict)
     silent_since: datetime | None = None
+    has_left: bool = False
 
 
 _NOTHING = Details()
@@ -79,13 +83,16 @@ def explain(run: RunInfo, now: datetime, details: Details = _NOTHING) -> Explana
                 "If this lasts, no live worker serves the workflow.",
                 run.lease_expires_at,
             )
-        if details.silent_since is not None:
+        if details.silent_since is not None or details.has_left:
+            state = "but has left"
+            if details.silent_since is not None:
+                silent = short(now - details.silent_since)
+                state = f"and has sent no heartbeat for {silent}: it has probably died"
             return Explanation(
                 Activity.QUEUED,
-                f"Worker {run.worker} holds the run and has sent no heartbeat for {short(now - details.silent_since)}: "
-                f"it has probably died.{cause}",
+                f"Worker {run.worker} holds the run {state}.{cause}",
                 f"Another worker takes the run over when the lease expires {_when(run.lease_expires_at or now, now)}.",
-                details.silent_since,
+                details.silent_since or run.updated_at,
                 run.lease_expires_at,
             )
         return Explanation(Activity.RUNNING, f"Worker {run.worker} {verb} the run{at}.{cause}", "", run.updated_at)
@@ -116,7 +123,7 @@ def _ended(run: RunInfo, at: datetime, details: Details) -> Explanation:
             sentence = and_left(f"Failed{place} after {took}{error}")
             return Explanation(Activity.ENDED, sentence, f"{advice}, then retry the run.", at)
         case WorkflowStatus.CANCELLED:
-            reason = f": {run.error.message}" if run.error is not None and run.error.message else "."
+            reason = f": {shortened(run.error.message)}" if run.error is not None and run.error.message else "."
             advice = f"{by_hand}." if left else ""
             return Explanation(Activity.ENDED, and_left(f"Cancelled after {took}{reason}"), advice, at)
     return Explanation(Activity.ENDED, f"Continued with new input after {took} (recur).", since=at)
@@ -139,14 +146,19 @@ def _fate(run: RunInfo) -> str:
     if run.error is None:
         return "then ends"
     if run.error.type.endswith("WorkflowCancelledError"):
-        return f"was cancelled{': ' + run.error.message if run.error.message else ''}"
+        return f"was cancelled{': ' + shortened(run.error.message) if run.error.message else ''}"
     return f"failed: {_named(run.error)}"
 
 
 def _named(error: ErrorInfo) -> str:
     """Return an error with the name of its class, without the module."""
     name = error.type.rpartition(".")[2]
-    return f"{name}: {error.message}" if error.message else name
+    return f"{name}: {shortened(error.message)}" if error.message else name
+
+
+def shortened(message: str) -> str:
+    """Return a message that is no longer than a page shows in a sentence."""
+    return message if len(message) <= MESSAGE_MAX else f"{message[:MESSAGE_MAX].rstrip()} …"
 
 
 def _waiting(run: RunInfo, now: datetime, details: Details) -> Explanation:

@@ -19,11 +19,12 @@
       return whole + " " + name + (rest && whole < 100 ? " " + rest + " " + lesser : "");
     }
   }
-  function countOn() {
+  function countOn(from = document) {
     const now = Date.now() - skew;
-    for (const each of $$("time[datetime]")) {
+    for (const each of $$("time[datetime]", from)) {
       const seconds = (now - Date.parse(each.dateTime)) / 1000;
-      const text = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? short(seconds) + " ago" : "in " + short(-seconds);
+      const text = "age" in each.dataset ? short(Math.max(seconds, 0))
+        : Math.abs(seconds) < 1 ? "now" : seconds > 0 ? short(seconds) + " ago" : "in " + short(-seconds);
       if (each.textContent !== text) each.textContent = text;
     }
   }
@@ -31,12 +32,13 @@
 
   // Live: the server says when this page has changed, and the parts that differ are replaced.
   const state = $("#live-state");
-  let source = null, busy = false, again = false;
+  let source = null, busy = false, again = false, problem = "", retry = 0;
   function show(text, on) {
     if (!state) return;
     state.hidden = false;
     state.textContent = text;
     state.toggleAttribute("data-on", on);
+    state.toggleAttribute("data-bad", text === problem);
   }
   async function refresh() {
     if (busy) { again = true; return; }
@@ -44,11 +46,19 @@
     try {
       const answer = await fetch(location.href, {headers: {Accept: "text/html"}});
       if (answer.redirected) { location.assign(answer.url); return; }
-      if (!answer.ok) { show("could not refresh", false); return; }
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!answer.ok) {
+        problem = $(".note.bad", page)?.textContent || "could not refresh";
+        show(problem, false);
+        return;
+      }
+      if (source?.readyState === EventSource.OPEN) { problem = ""; show("live", true); }
+      countOn();
+      countOn(page);
+      prepare(page);
       for (const old of $$("[data-live]")) {
         const fresh = $('[data-live="' + old.dataset.live + '"]', page);
-        if (!fresh || edited(old)) continue;
+        if (!fresh || edited(old) || selected(old)) continue;
         for (const each of $$("details[id][open]", old)) {
           const twin = fresh.querySelector("#" + CSS.escape(each.id));
           if (twin) twin.open = true;
@@ -56,16 +66,16 @@
         if (old.innerHTML === fresh.innerHTML && old.className === fresh.className) continue;
         const focus = old.contains(document.activeElement) && document.activeElement;
         const focused = focus && (focus.hasAttribute("href") ? '[href="' + CSS.escape(focus.getAttribute("href")) + '"]'
-          : focus.matches("summary") && focus.parentNode.id ? "#" + CSS.escape(focus.parentNode.id) + ">summary" : "");
+          : focus.matches("summary") && focus.parentNode.id ? "#" + CSS.escape(focus.parentNode.id) + ">summary"
+          : focus.id ? "#" + CSS.escape(focus.id)
+          : focus.dataset.copy ? '[data-copy="' + CSS.escape(focus.dataset.copy) + '"]' : "");
         const scrolled = $$('[tabindex="0"]', old).map((each) => [each.scrollLeft, each.scrollTop]);
         old.replaceWith(fresh);
         $$('[tabindex="0"]', fresh).forEach((each, n) => each.scrollTo(...scrolled[n] || [0, 0]));
         if (focused) $(focused, fresh)?.focus();
       }
       body.dataset.updates = 1 + (+body.dataset.updates || 0);
-      prepare();
       mark();
-      countOn();
     } catch (error) {
       show("offline", false);
     } finally {
@@ -80,7 +90,13 @@
       ? [...each.options].some((option) => option.selected !== option.defaultSelected)
       : each.value !== each.defaultValue));
   }
+  // Whether a person has selected text, perhaps to copy it.
+  function selected(part) {
+    const selection = getSelection();
+    return !selection.isCollapsed && selection.containsNode(part, true);
+  }
   function listen() {
+    clearTimeout(retry);
     if (source || document.hidden || !("stream" in body.dataset)) return;
     source = new EventSource(location.href.split("#")[0]);
     const compare = (event) => {
@@ -88,30 +104,40 @@
       if (body.dataset.marker !== marker) refresh();
       body.dataset.marker = marker;
     };
-    source.addEventListener("ready", (event) => { show("live", true); compare(event); });
+    source.addEventListener("ready", (event) => { problem = ""; show("live", true); compare(event); });
     source.addEventListener("change", compare);
-    source.addEventListener("problem", (event) => show(JSON.parse(event.data), false));
-    source.addEventListener("error", () => show("reconnecting", false));
+    source.addEventListener("tick", refresh);
+    source.addEventListener("problem", (event) => { problem = JSON.parse(event.data); show(problem, false); });
+    source.addEventListener("error", () => {
+      show(problem || "reconnecting", false);
+      if (source?.readyState !== EventSource.CLOSED) return;
+      source = null;  // the server refused, and then a browser does not try again by itself
+      retry = setTimeout(() => refresh().then(listen), 3000);
+    });
   }
   function pause() {
+    clearTimeout(retry);
     if (source) source.close();
     source = null;
     show("paused", false);
   }
   document.addEventListener("visibilitychange", () => document.hidden ? pause() : listen());
   addEventListener("pagehide", pause);
-  addEventListener("pageshow", listen);
+  addEventListener("pageshow", () => {
+    for (const each of $$("form[data-sent]")) delete each.dataset.sent;  // of a page that the browser kept
+    listen();
+  });
 
   // Copying, and forms that are sent once.
-  function prepare() {
+  function prepare(from = document) {
     // Browsers have no clipboard for pages without TLS from another machine.
-    for (const button of $$("button.copy")) {
+    for (const button of $$("button.copy", from)) {
       button.hidden = !navigator.clipboard;
-      button.textContent = copied(button);
+      button.textContent = copied(button, from);
     }
   }
-  function copied(button) {
-    return $("#" + CSS.escape(button.dataset.copy) + " .j-more") ? "Copy what is shown" : "Copy";
+  function copied(button, from = document) {
+    return $("#" + CSS.escape(button.dataset.copy) + " .j-more", from) ? "Copy what is shown" : "Copy";
   }
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button.copy");
@@ -130,7 +156,7 @@
   function theme() {
     const dark = html.dataset.theme ? html.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     html.dataset.theme = dark ? "light" : "dark";
-    document.cookie = "perdure_theme=" + html.dataset.theme + ";path=" + (root || "/") + ";max-age=31536000;samesite=strict";
+    document.cookie = "perdure_theme=" + html.dataset.theme + ";path=" + (root || "/") + ";max-age=31536000;samesite=lax";
   }
   $("#theme")?.addEventListener("click", (event) => { event.preventDefault(); theme(); });
 
@@ -171,6 +197,13 @@
     else if (event.key === "t") theme();
     else if (event.key === "?") keys.showModal();
   });
+
+  // What was just done is said once: not again after a reload, nor to others who get the address.
+  const address = new URL(location.href);
+  if (address.searchParams.has("note")) {
+    address.searchParams.delete("note");
+    history.replaceState(null, "", address);
+  }
 
   prepare();
   countOn();
