@@ -10,6 +10,7 @@ from perdure import App, WorkflowFailedError
 from perdure.storage.stores import shift_clock
 from tests.cli.programs import Cli
 from tests.cli.shop import counter, order, until_unpaid
+from tests.conftest import BackendDatabase
 from tests.support.storages import Database, storage_of
 
 RUN_FIELDS = (
@@ -122,6 +123,27 @@ async def test_database_is_diagnosed_and_queried_read_only(database: Database, c
     assert {each["state"] for each in migrations} == {"applied"}
     assert (await cli("workers", *url)).err == "no workers\n"
     assert (await cli("outbox", *url)).err == "no events\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    ["SELECT 1--1", "SELECT 'a\\'', 1", "SELECT 1 # '\n", "SELECT 1e0"],
+    ids=["dashes", "escape", "hash", "number"],
+)
+async def test_statement_is_read_as_mysql_reads_it(cli: Cli, backend_database: BackendDatabase, begin: str) -> None:
+    async with backend_database("mysql") as database:
+        await fill(database)
+        url = ("--database", database.url)
+        delete = "SET SESSION TRANSACTION READ WRITE; COMMIT; DELETE FROM workflow_instances"
+        for rest in (f"; {delete} -- '", f"; {delete} # '", "INTO OUTFILE '/tmp/perdure' # '"):
+            assert "allowed" in (await cli("sql", f"{begin}{rest}", *url, code=2)).err
+        assert (await cli("runs", "--count", *url)).out == "3\n"
+
+
+async def test_quoted_words_comments_and_comparisons_are_no_writes(database: Database, cli: Cli) -> None:
+    text = "SELECT 4 / 2 AS a, 'it''s; DELETE' AS b -- INTO\n WHERE 1 != 2 /* ; UPDATE */"
+    found = await cli("sql", text, "-o", "json", "--database", database.url)
+    assert found.json["rows"] == [{"a": 2, "b": "it's; DELETE"}]
 
 
 async def test_doctor_reports_work_that_no_worker_does(database: Database, cli: Cli) -> None:
