@@ -51,6 +51,7 @@ async def test_values_come_from_the_standard_input(file: Database, cli: Cli, mon
         await status_of(waiting, WorkflowStatus.WAITING_FOR_MESSAGE)
         await with_input("[1]", "publish", "cli.news", "-")
         assert await waiting.result(60) == [1]
+    assert await with_input("SELECT 1 AS a", "sql", "-", "-o", "jsonl") == '{"a": 1}\n'
 
 
 async def test_unknown_workflow_is_answered_with_the_names_of_the_user_only(file: Database, cli: Cli) -> None:
@@ -224,6 +225,19 @@ async def test_parked_events_are_listed_and_published_again(file: Database, cli:
         await until(lambda: "e-1" in published)
     await cli("outbox", "retry", "nope", *url, code=3)
     await cli("outbox", "retry", *url, code=2)
+
+
+async def test_all_parked_events_are_published_again_however_many(
+    file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.cli.commands.outbox.PAGE", 2)
+    storage = await file.storage()
+    async with Client(file.url, outbox=True) as client:
+        for number in range(5):
+            await client.send_event("cli.done", {"n": number}, id=f"e-{number}")
+            await storage.mark_outbox_event_failed(f"e-{number}", error="the broker refuses")
+    done = await cli("outbox", "retry", "--all", "-o", "json", "--database", file.url)
+    assert done.json["events"] == [{"id": f"e-{number}", "is_requeued": True} for number in range(5)]
 
 
 async def _has_error(app: App) -> bool:
