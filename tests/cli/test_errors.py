@@ -87,7 +87,10 @@ PASSWORD = "s3cr3t-passw0rd"
         (["sql", "--"], 2, "argument"),
         (["dev", "x", "--folder", "missing"], 2, "missing is no folder"),
         (["bench", "--runs", "0"], 2, "at least 1"),
-        (["migrate", "sideways"], 2, "sideways"),
+        (["migrate", "sideways"], 2, "'sideways' is one argument too many: `perdure migrate --help`"),
+        (["show", "a", "b"], 2, "'b' is one argument too many: `perdure show --help` shows"),
+        (["migrate", "up", f"mysql://ann:{PASSWORD}@host/x"], 2, "'mysql://***@host/x' is one argument too many"),
+        (["show", f"postgresql://ann:{PASSWORD}@host/x"], 3, "run 'postgresql://***@host/x' does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -266,11 +269,14 @@ async def test_role_without_rights_is_no_unexpected_error(backend_database: Back
             await owner.execute(f"CREATE ROLE {role} LOGIN")
             url = re.sub(r"//[^/@]*@", f"//{role}@", database.url)
             problem = (await cli("runs", "-d", url, "-o", "json", code=1)).problem
+            diagnosis = (await cli("doctor", "-d", url, "-o", "json", code=4)).json["checks"][-1]
         finally:
             await owner.execute(f"DROP ROLE {role}")
             await owner.close()
     assert problem["code"] == "storage"
     assert "permission denied" in problem["detail"]
+    assert "docs/deployment/database-rights.md lists those that each command needs" in problem["detail"]
+    assert (diagnosis["state"], diagnosis["found"]) == ("problem", problem["detail"])
 
 
 async def test_unexpected_error_shows_its_traceback_with_debug_only(

@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from typing import Any, Literal
 
+from perdure.cli.exits import UNEXPECTED, problem_of
 from perdure.cli.sqlite_file import fetch_rows
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
 from perdure.engine.api.client import Client
 from perdure.engine.worker.stuck import oldest_due
-from perdure.errors import PerdureError
 from perdure.inspection import list_events, list_workers
 from perdure.inspection.reasons import duration
 from perdure.model.records import OutboxStatus
@@ -54,11 +54,11 @@ async def diagnose(url: Secret) -> tuple[list[Check], bool]:
     checks = [_python(), _packages(dialect)]
     try:
         pending = await migration_status(url)
-    except PerdureError as error:
-        advice = "check the URL, the network and the password, and whether the server runs"
+    except Exception as error:
+        advice = "check the URL, the network, the password, the rights of the user, and whether the server runs"
         if dialect == "sqlite":
             advice = "check the path, the rights on the file and its folder, and the free space of the disk"
-        return [*checks, Check("database", "problem", str(error), advice)], False
+        return [*checks, Check("database", "problem", _detail(error), advice)], False
     checks.append(_migrations(pending))
     if pending:
         return checks, True
@@ -72,8 +72,16 @@ async def _checked(name: str, check: Callable[[], Awaitable[Check]]) -> Check:
     """Return the result of a check; one that the database refuses is a problem and does not stop the others."""
     try:
         return await check()
-    except PerdureError as error:
-        return Check(name, "problem", str(error), "solve the other problems first, then run doctor again")
+    except Exception as error:
+        return Check(name, "problem", _detail(error), "solve the other problems first, then run doctor again")
+
+
+def _detail(error: Exception) -> str:
+    """Return what the database says; raise an error that comes from elsewhere again."""
+    found = problem_of(error)
+    if found.code == UNEXPECTED:
+        raise error
+    return found.detail
 
 
 # This installation.

@@ -5,6 +5,7 @@ import inspect
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 HELP_FLAGS = ("--help", "-h")
 MISSING = 'the command line needs further packages: pip install "perdure[cli]"'
+_PASSWORD = re.compile(r"(?<=://)[^\s/?#@]*:[^\s/?#]*(?=@)")  # in a URL that was given where none belongs
 EPILOGUE = "Documentation: https://github.com/perdure/perdure/blob/main/docs/cli.md"
 
 
@@ -57,7 +59,7 @@ def _run(arguments: list[str]) -> int:
         if arguments and arguments[0].startswith("-"):
             hint = f"{arguments[0]} is no command: options follow the command, as in `perdure runs --database URL`"
             raise exits.UsageError(hint) from error
-        raise exits.UsageError(_sentence(error)) from error
+        raise exits.UsageError(_sentence(error, arguments)) from error
     result = command(*bound.args, **bound.kwargs)
     if inspect.isawaitable(result):
         result = asyncio.run(_awaited(result))
@@ -112,7 +114,14 @@ def _with_stdin(arguments: list[str]) -> list[str]:
     return [STDIN_FILE if each == STDIN else each for each in arguments]
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: Exception, arguments: Sequence[str]) -> str:
+    from cyclopts import UnusedCliTokensError
+
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return (
+            f"{error.unused_tokens[0]!r} is one argument too many: `perdure {arguments[0]} --help` shows what the "
+            "command takes"
+        )
     return " ".join(str(error).split())
 
 
@@ -149,6 +158,7 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exception(error)
     found = exits.problem_of(error)
+    found = found._replace(detail=_PASSWORD.sub("***", found.detail))
     if _asks_for_json(arguments):
         problem = {
             "type": page_address(found.code),
