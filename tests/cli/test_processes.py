@@ -128,6 +128,9 @@ async def test_terminal_gets_colours_and_its_width(file: Database, tmp_path: Pat
     assert "\x1b" not in plain
     coloured = _in_terminal(tmp_path, "runs", "--database", file.url, TERM="xterm", COLUMNS="60")
     assert "\x1b[31mfailed" in coloured
+    traced = _in_terminal(tmp_path, "trace", "o-2", "--database", file.url, NO_COLOR="1", COLUMNS="40").splitlines()
+    assert [line[-1] for line in traced] == ["…", "…"], "the reader sees that something is left out"
+    assert {len(line) for line in traced} == {40}
     top = _in_terminal(tmp_path, "top", "--database", file.url, TERM="xterm", COLUMNS="100", until="workers")
     assert "\x1b[?1049h" in top  # the other screen
     assert "\x1b[?1049l" in top

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure import App, WorkflowFailedError
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.storage.stores import shift_clock
 from tests.cli.programs import Cli
 from tests.cli.shop import counter, order, until_unpaid
@@ -180,6 +181,28 @@ async def test_history_is_exported_and_redacted(file: Database, cli: Cli, tmp_pa
     assert "A-2" in (tmp_path / "plain.json").read_text()
     assert "A-2" not in (tmp_path / "redacted.json").read_text()
     assert [path.name for path in (tmp_path / "sampled").iterdir()] == ["cli.order-1.json"]
+
+
+async def test_text_that_the_code_does_not_take_needs_a_function_that_redacts(
+    file: Database, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "cli_dated.py").write_text(
+        "from datetime import date\n"
+        "from perdure import workflow\n"
+        "@workflow(name='cli.dated')\n"
+        "async def dated(day: date) -> None: ...\n"
+        "def keep(place, value):\n"
+        "    return value\n"
+    )
+    shared = ("--app", "cli_dated", "--database", file.url)
+    try:
+        await cli("start", "cli.dated", "--id", "d-1", "-i", '{"day": "2026-11-01"}', "--after", "1h", *shared)
+        for command in (["export", "d-1", "dated.json"], ["sample", "histories"]):
+            refused = await cli("history", *command, "--redact", *shared, code=2)
+            assert "name a function that keeps some with --redact-with module:function" in refused.err
+            await cli("history", *command, "--redact-with", "cli_dated:keep", *shared)
+    finally:
+        del WORKFLOWS["cli.dated"]  # no other test may start it
 
 
 async def test_upgrade_check_replays_the_runs_of_a_module(file: Database, cli: Cli) -> None:
