@@ -255,9 +255,12 @@ async def test_settings_come_from_options_environment_and_project(
     assert "cannot be read" in (await cli("runs", code=2)).err
 
 
-def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["runs"]], ids=["none", "runs"])
+def test_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "cyclopts", None)
-    assert run(["runs"]) == 1
+    assert run(arguments) == 1
     assert capsys.readouterr().err == ('perdure: the command line needs further packages: pip install "perdure[cli]"\n')
 
 

@@ -175,7 +175,7 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:
     """Return whether JSON is asked for, also by arguments that cannot be parsed."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    pairs = zip(arguments, [*arguments[1:], ""], strict=False)  # there may be no arguments
     return any(
         (flag in ("-o", "--output") and value.startswith("json"))
         or flag.startswith(("-ojson", "-o=json", "--output=json"))
