@@ -1,5 +1,6 @@
 """The commands that change runs."""
 
+from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 from perdure import App, Client, OutboxEvent, WorkflowCancelledError, WorkflowFailedError, WorkflowStatus
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.inspection import list_events
+from perdure.storage.stores import shift_clock
 from tests.cli.programs import Cli
 from tests.cli.shop import listener, order, until_unpaid
 from tests.engine.waiting import status_of, until
-from tests.support.storages import Database
+from tests.support.storages import Database, storage_of
 
 SHOP = ("--app", "tests.cli.shop")
 
@@ -149,6 +151,18 @@ async def test_runs_are_changed_by_filter_after_a_dry_run(file: Database, cli: C
         await cli("cancel", *url, code=2)
         await cli("cancel", "o-1", "--dry-run", *url, code=2)
         await cli("retry", "--filter", "state:cancelled", "--from-step", "x", *url, code=2)
+
+
+async def test_worker_of_an_action_does_not_warn_of_workflows_that_it_is_not_meant_to_serve(
+    file: Database, cli: Cli, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Client(file.url) as client:
+        shift_clock(storage_of(client), timedelta(minutes=-5))
+        await listener.options(id="l").start()
+        await order.options(id="o-1").start("A-1")
+    done = await cli("cancel", "--filter", "workflow:cli.order", "--yes", "--database", file.url)
+    assert done.out == "cancel: 1, skipped: 0, failed: 0\n"
+    assert "no worker has taken" not in caplog.text
 
 
 async def test_runs_that_cannot_be_changed_are_listed(

@@ -127,6 +127,19 @@ async def test_database_that_cannot_be_opened(cli: Cli, tmp_path: Path, url: str
     assert list(tmp_path.iterdir()) == []  # nothing was created
 
 
+@pytest.mark.parametrize("command", [["dashboard"], ["serve", "tests.cli.shop"], ["dev", "tests.cli.shop:app"]])
+async def test_address_and_token_are_checked_by_the_names_that_people_gave(
+    file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("PERDURE_URL", file.url)
+    monkeypatch.setenv("PERDURE_TOKEN", "short")
+    done = await cli(*command, code=2)
+    assert (done.err.startswith("perdure: PERDURE_TOKEN must have at least 16"), done.out) == (True, "")
+    monkeypatch.setenv("PERDURE_TOKEN", "long enough for everyone")
+    for host in ("no-such-host.invalid", "192.0.2.1"):
+        assert f"--host {host} is no address of this machine" in (await cli(*command, "--host", host, code=2)).err
+
+
 async def test_database_is_never_migrated_unasked(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", "sqlite:///shop.db")
     (tmp_path / "shop.db").touch()
