@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from perdure.cli.exits import UNEXPECTED, problem_of
 from perdure.cli.sqlite_file import fetch_rows
+from perdure.copying.database import Database
+from perdure.copying.guarding import read_marker
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
 from perdure.engine.api.client import Client
@@ -29,6 +31,7 @@ LAG_MAX = timedelta(seconds=30)
 STUCK_SHOWN = 100
 ROWS_MAX = 10_000
 SQLITE_SAFE = (3, 51, 3)  # earlier versions can corrupt a database, very rarely (WAL-reset bug)
+SOLVE_OTHERS = "solve the other problems first, then run doctor again"
 PACKAGES = ("perdure", "msgspec", "asyncpg", "asyncmy", "cronsim", "uvloop")
 DRIVERS = {"postgresql": "asyncpg", "mysql": "asyncmy"}
 _CREATED = re.compile(r"CREATE (?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)")
@@ -63,6 +66,7 @@ async def diagnose(url: Secret) -> tuple[list[Check], bool]:
     if pending:
         return checks, True
     async with open_read_only(url) as storage, Client(storage) as client:
+        checks += await _copies(storage, url)
         for name, check in [*_of_database(storage, url), *_of_work(client, storage)]:
             checks.append(await _checked(name, check))
     return checks, True
@@ -73,7 +77,7 @@ async def _checked(name: str, check: Callable[[], Awaitable[Check]]) -> Check:
     try:
         return await check()
     except Exception as error:
-        return Check(name, "problem", _detail(error), "solve the other problems first, then run doctor again")
+        return Check(name, "problem", _detail(error), SOLVE_OTHERS)
 
 
 def _detail(error: Exception) -> str:
@@ -112,6 +116,20 @@ def _migrations(pending: list[str]) -> Check:
     if not pending:
         return Check("migrations", "ok", "all applied")
     return Check("migrations", "problem", f"{len(pending)} pending, the first is {pending[0]}", "perdure migrate up")
+
+
+async def _copies(storage: SQLStorage, url: Secret) -> list[Check]:
+    """Return what `perdure copy` does or did with the database, which then accepts no writes; empty if nothing."""
+    try:
+        marker = await read_marker(Database(url, storage))
+    except Exception as error:
+        return [Check("copy", "problem", _detail(error), SOLVE_OTHERS)]
+    if marker is None:
+        return []
+    advice = "repeat the command if it was interrupted; `perdure copy --from URL --abort` undoes the copy"
+    if marker.state == "moved":
+        advice = "use the URL of the other database"
+    return [Check("copy", "problem", marker.message, advice)]
 
 
 # The database.
