@@ -35,6 +35,9 @@ async def test_run_is_started_by_name_and_released_by_an_event(database: Databas
         assert done.json["result"] == 3
         failed = await cli("start", "cli.order", "-i", '{"order_id": "A", "amount": -1}', "--wait", *url, code=1)
         assert ("failed" in failed.err, failed.out) == (True, "")
+        failing = ("start", "cli.order", "-i", '{"order_id": "A", "amount": -1}', "--wait", "-o", "json")
+        failed = await cli(*failing, *url, code=1)
+        assert (failed.problem["code"], failed.json["status"]) == ("engine.workflow_failed", "failed")
 
 
 async def test_values_come_from_the_standard_input(file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Exit codes, and the errors that lead to them."""
 
+import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +9,7 @@ from errno import EACCES, EDQUOT, EEXIST, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, 
 from typing import NamedTuple
 
 from perdure.cli.extras import extra_with, installation
+from perdure.error_pages import page_address
 from perdure.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
@@ -29,6 +32,7 @@ NOT_FOUND = 3  # no run, workflow or event of that name
 UNAVAILABLE = 4  # the database cannot be reached, or lacks migrations
 INTERRUPTED = 130  # Ctrl-C
 
+_PASSWORD = re.compile(r"(?<=://)[^\s/?#@]*:[^\s/?#]*(?=@)")
 UNEXPECTED = "cli.unexpected"
 DRIVERS = ("asyncpg", "asyncmy", "pymysql")  # packages whose errors are what a database said
 _NO_RIGHT = "42501"  # of PostgreSQL
@@ -104,6 +108,21 @@ def problem_of(error: Exception) -> Problem:
         return Problem(FAILED, "cli.failed", title, f"{place}: {error.strerror}")
     detail = f"unexpected {title}: {error}; --debug shows the traceback"
     return Problem(FAILED, UNEXPECTED, title, detail)
+
+
+def error_line(problem: Problem, *, as_json: bool) -> str:
+    """Return the line about an error, without the password of a URL that was given where none belongs."""
+    detail = _PASSWORD.sub("***", problem.detail)
+    if not as_json:
+        return f"perdure: {detail}"
+    found = {
+        "type": page_address(problem.code),
+        "title": problem.title,
+        "detail": detail,
+        "code": problem.code,
+        "exit_code": problem.exit_code,
+    }
+    return json.dumps(found, ensure_ascii=False)
 
 
 def _disk_advice(error: PerdureError) -> str:

@@ -3,9 +3,7 @@
 import asyncio
 import inspect
 import io
-import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from perdure.cli import exits
 from perdure.cli.inputs import STDIN, STDIN_FILE
 from perdure.cli.table import COMMANDS, DEFAULTS, GROUPS, READ_STDIN
-from perdure.error_pages import page_address
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
 HELP_FLAGS = ("--help", "-h")
 MISSING = 'the command line needs further packages: pip install "perdure[cli]"'
-_PASSWORD = re.compile(r"(?<=://)[^\s/?#@]*:[^\s/?#]*(?=@)")  # in a URL that was given where none belongs
 EPILOGUE = "Documentation: https://github.com/perdure/perdure/blob/main/docs/cli.md"
 
 
@@ -158,18 +154,7 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exception(error)
     found = exits.problem_of(error)
-    found = found._replace(detail=_PASSWORD.sub("***", found.detail))
-    if _asks_for_json(arguments):
-        problem = {
-            "type": page_address(found.code),
-            "title": found.title,
-            "detail": found.detail,
-            "code": found.code,
-            "exit_code": found.exit_code,
-        }
-        print(json.dumps(problem, ensure_ascii=False), file=sys.stderr)
-    else:
-        print(f"perdure: {found.detail}", file=sys.stderr)
+    print(exits.error_line(found, as_json=_asks_for_json(arguments)), file=sys.stderr)
     return found.exit_code
 
 
