@@ -1,5 +1,6 @@
 """The commands that change runs."""
 
+from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 from perdure import App, Client, OutboxEvent, WorkflowCancelledError, WorkflowFailedError, WorkflowStatus
 from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.inspection import list_events
+from perdure.storage.stores import shift_clock
 from tests.cli.programs import Cli
 from tests.cli.shop import listener, order, until_unpaid
 from tests.engine.waiting import status_of, until
-from tests.support.storages import Database
+from tests.support.storages import Database, storage_of
 
 SHOP = ("--app", "tests.cli.shop")
 
@@ -33,6 +35,9 @@ async def test_run_is_started_by_name_and_released_by_an_event(database: Databas
         assert done.json["result"] == 3
         failed = await cli("start", "cli.order", "-i", '{"order_id": "A", "amount": -1}', "--wait", *url, code=1)
         assert ("failed" in failed.err, failed.out) == (True, "")
+        failing = ("start", "cli.order", "-i", '{"order_id": "A", "amount": -1}', "--wait", "-o", "json")
+        failed = await cli(*failing, *url, code=1)
+        assert (failed.problem["code"], failed.json["status"]) == ("engine.workflow_failed", "failed")
 
 
 async def test_values_come_from_the_standard_input(file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +56,7 @@ async def test_values_come_from_the_standard_input(file: Database, cli: Cli, mon
         await status_of(waiting, WorkflowStatus.WAITING_FOR_MESSAGE)
         await with_input("[1]", "publish", "cli.news", "-")
         assert await waiting.result(60) == [1]
+    assert await with_input("SELECT 1 AS a", "sql", "-", "-o", "jsonl") == '{"a": 1}\n'
 
 
 async def test_unknown_workflow_is_answered_with_the_names_of_the_user_only(file: Database, cli: Cli) -> None:
@@ -150,6 +156,18 @@ async def test_runs_are_changed_by_filter_after_a_dry_run(file: Database, cli: C
         await cli("retry", "--filter", "state:cancelled", "--from-step", "x", *url, code=2)
 
 
+async def test_worker_of_an_action_does_not_warn_of_workflows_that_it_is_not_meant_to_serve(
+    file: Database, cli: Cli, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Client(file.url) as client:
+        shift_clock(storage_of(client), timedelta(minutes=-5))
+        await listener.options(id="l").start()
+        await order.options(id="o-1").start("A-1")
+    done = await cli("cancel", "--filter", "workflow:cli.order", "--yes", "--database", file.url)
+    assert done.out == "cancel: 1, skipped: 0, failed: 0\n"
+    assert "no worker has taken" not in caplog.text
+
+
 async def test_runs_that_cannot_be_changed_are_listed(
     file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +242,19 @@ async def test_parked_events_are_listed_and_published_again(file: Database, cli:
         await until(lambda: "e-1" in published)
     await cli("outbox", "retry", "nope", *url, code=3)
     await cli("outbox", "retry", *url, code=2)
+
+
+async def test_all_parked_events_are_published_again_however_many(
+    file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.cli.commands.outbox.PAGE", 2)
+    storage = await file.storage()
+    async with Client(file.url, outbox=True) as client:
+        for number in range(5):
+            await client.send_event("cli.done", {"n": number}, id=f"e-{number}")
+            await storage.mark_outbox_event_failed(f"e-{number}", error="the broker refuses")
+    done = await cli("outbox", "retry", "--all", "-o", "json", "--database", file.url)
+    assert done.json["events"] == [{"id": f"e-{number}", "is_requeued": True} for number in range(5)]
 
 
 async def _has_error(app: App) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from perdure import App, Client
 from perdure.cli.commands.copy import copy
+from perdure.copying import abort_copy, copy_database
 from perdure.storage.stores import open_storage
 from tests.cli.programs import Cli
 from tests.cli.test_processes import _in_terminal
@@ -86,3 +87,31 @@ async def test_terminal_shows_the_progress(file: Database, tmp_path: Path) -> No
     assert "copying" in shown
     assert "comparing" in shown
     assert "moved" in shown.splitlines()[-1]
+
+
+async def test_doctor_says_that_a_copy_keeps_others_from_writing(database: Database, cli: Cli) -> None:
+    target = "sqlite:///target.db"
+
+    async def found(url: str) -> tuple[str, str]:
+        checks = (await cli("doctor", "-d", url, "-o", "json", code=1)).json["checks"]
+        return next((each["found"], each["advice"]) for each in checks if each["check"] == "copy")
+
+    def interrupt(_: object) -> None:
+        raise RuntimeError("interrupted")
+
+    try:
+        await add_rows(database.url)
+        with pytest.raises(RuntimeError, match="interrupted"):
+            await copy_database(database.url, target, report=interrupt)
+        for url in (database.url, target):
+            text, advice = await found(url)
+            assert text.startswith("perdure copies ")
+            assert advice.startswith("repeat the command")
+        await cli("copy", "--from", database.url, "--to", target)
+        text, advice = await found(database.url)
+        assert text.startswith("perdure moved this database to ")
+        assert advice == "use the URL of the other database"
+        checks = (await cli("doctor", "-d", target, "-o", "json", code=0)).json["checks"]
+        assert "copy" not in [each["check"] for each in checks]
+    finally:
+        await abort_copy(database.url, force=True)  # other tests use the same database

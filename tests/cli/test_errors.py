@@ -87,7 +87,10 @@ PASSWORD = "s3cr3t-passw0rd"
         (["sql", "--"], 2, "argument"),
         (["dev", "x", "--folder", "missing"], 2, "missing is no folder"),
         (["bench", "--runs", "0"], 2, "at least 1"),
-        (["migrate", "sideways"], 2, "sideways"),
+        (["migrate", "sideways"], 2, "'sideways' is one argument too many: `perdure migrate --help`"),
+        (["show", "a", "b"], 2, "'b' is one argument too many: `perdure show --help` shows"),
+        (["migrate", "up", f"mysql://ann:{PASSWORD}@host/x"], 2, "'mysql://***@host/x' is one argument too many"),
+        (["show", f"postgresql://ann:{PASSWORD}@host/x"], 3, "run 'postgresql://***@host/x' does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -122,6 +125,19 @@ async def test_database_that_cannot_be_opened(cli: Cli, tmp_path: Path, url: str
     assert problem == {**problem, "exit_code": code, "type": page_address(problem["code"])}
     assert list(problem) == ["type", "title", "detail", "code", "exit_code"]
     assert list(tmp_path.iterdir()) == []  # nothing was created
+
+
+@pytest.mark.parametrize("command", [["dashboard"], ["serve", "tests.cli.shop"], ["dev", "tests.cli.shop:app"]])
+async def test_address_and_token_are_checked_by_the_names_that_people_gave(
+    file: Database, cli: Cli, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("PERDURE_URL", file.url)
+    monkeypatch.setenv("PERDURE_TOKEN", "short")
+    done = await cli(*command, code=2)
+    assert (done.err.startswith("perdure: PERDURE_TOKEN must have at least 16"), done.out) == (True, "")
+    monkeypatch.setenv("PERDURE_TOKEN", "long enough for everyone")
+    for host in ("no-such-host.invalid", "192.0.2.1"):
+        assert f"--host {host} is no address of this machine" in (await cli(*command, "--host", host, code=2)).err
 
 
 async def test_database_is_never_migrated_unasked(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +268,12 @@ async def test_settings_come_from_options_environment_and_project(
     assert "cannot be read" in (await cli("runs", code=2)).err
 
 
-def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["runs"]], ids=["none", "runs"])
+def test_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "cyclopts", None)
-    assert run(["runs"]) == 1
+    assert run(arguments) == 1
     assert capsys.readouterr().err == ('perdure: the command line needs further packages: pip install "perdure[cli]"\n')
 
 
@@ -266,11 +285,14 @@ async def test_role_without_rights_is_no_unexpected_error(backend_database: Back
             await owner.execute(f"CREATE ROLE {role} LOGIN")
             url = re.sub(r"//[^/@]*@", f"//{role}@", database.url)
             problem = (await cli("runs", "-d", url, "-o", "json", code=1)).problem
+            diagnosis = (await cli("doctor", "-d", url, "-o", "json", code=4)).json["checks"][-1]
         finally:
             await owner.execute(f"DROP ROLE {role}")
             await owner.close()
     assert problem["code"] == "storage"
     assert "permission denied" in problem["detail"]
+    assert "docs/deployment/database-rights.md lists those that each command needs" in problem["detail"]
+    assert (diagnosis["state"], diagnosis["found"]) == ("problem", problem["detail"])
 
 
 async def test_unexpected_error_shows_its_traceback_with_debug_only(

@@ -18,6 +18,7 @@ from perdure import Client
 from tests.cli.programs import COMMAND, ROOT, Done, begin, environment, line_with, program, runs_page
 from tests.cli.shop import order
 from tests.cli.test_reading import fill
+from tests.engine.waiting import until
 from tests.support.storages import Database
 
 APP = """
@@ -127,6 +128,9 @@ async def test_terminal_gets_colours_and_its_width(file: Database, tmp_path: Pat
     assert "\x1b" not in plain
     coloured = _in_terminal(tmp_path, "runs", "--database", file.url, TERM="xterm", COLUMNS="60")
     assert "\x1b[31mfailed" in coloured
+    traced = _in_terminal(tmp_path, "trace", "o-2", "--database", file.url, NO_COLOR="1", COLUMNS="40").splitlines()
+    assert [line[-1] for line in traced] == ["…", "…"], "the reader sees that something is left out"
+    assert {len(line) for line in traced} == {40}
     top = _in_terminal(tmp_path, "top", "--database", file.url, TERM="xterm", COLUMNS="100", until="workers")
     assert "\x1b[?1049h" in top  # the other screen
     assert "\x1b[?1049l" in top
@@ -320,6 +324,39 @@ async def test_dev_serves_everything_and_restarts_when_a_file_changes(tmp_path: 
             await dev.wait()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "terminal closed"])
+async def test_processes_of_dev_and_demo_end_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    url = f"sqlite:///{tmp_path}/shop.db"
+    for command in ["dev", "shop:app", *ANY_PORT], ["demo", "--orders", "1000", "--database", url]:
+        async with Client(url) as client:
+            process = await begin(tmp_path, *command, TMPDIR=str(tmp_path))
+            await until(lambda: _is_served(client))
+            process.send_signal(number)
+            assert await asyncio.wait_for(process.wait(), 60) == -number
+            await until(lambda: _is_idle(client))
+
+
+async def test_second_interrupt_ends_the_draining_of_dev(tmp_path: Path) -> None:
+    slow = APP.replace('return "one"', 'print("sleeping", flush=True)\n    await asyncio.sleep(600)')
+    slow = slow.replace("import os", "import asyncio").replace('shop.db"', 'shop.db", drain_timeout=600')
+    (tmp_path / "shop.py").write_text(slow)
+    dev = await begin(tmp_path, "dev", "shop:app", *ANY_PORT)
+    try:
+        await line_with(dev.stderr, "started")
+        program(tmp_path, "start", "cli.versioned", "--database", "sqlite:///shop.db")
+        await line_with(dev.stdout, "sleeping")
+        dev.send_signal(signal.SIGINT)
+        await line_with(dev.stderr, "draining")
+        dev.send_signal(signal.SIGINT)
+        _, log = await asyncio.wait_for(dev.communicate(), 60)
+        assert (dev.returncode, b"is killed" in log) == (0, False)
+    finally:
+        if dev.returncode is None:
+            dev.kill()
+            await dev.wait()
+
+
 @pytest.mark.parametrize("command", [["serve", "shop:app"], ["dashboard"]], ids=["serve", "dashboard"])
 def test_server_says_which_port_is_in_use(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "shop.py").write_text(APP)
@@ -376,6 +413,10 @@ async def _is_served(client: Client) -> bool:
     from perdure.inspection import list_workers
 
     return any(worker.is_live for worker in await list_workers(client))
+
+
+async def _is_idle(client: Client) -> bool:
+    return not await _is_served(client)
 
 
 def test_new_project_has_a_test_that_passes(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from perdure import App, OutboxEvent, WorkflowFailedError
 from perdure.codecs import Encrypted
+from perdure.engine.replay.definitions import WORKFLOWS
 from perdure.storage.stores import shift_clock
 from tests.cli.programs import Cli
 from tests.cli.shop import counter, order, until_unpaid
+from tests.conftest import BackendDatabase
 from tests.support.storages import Database, storage_of
 
 RUN_FIELDS = (
@@ -125,6 +127,27 @@ async def test_database_is_diagnosed_and_queried_read_only(database: Database, c
     assert (await cli("outbox", *url)).err == "no events\n"
 
 
+@pytest.mark.parametrize(
+    "begin",
+    ["SELECT 1--1", "SELECT 'a\\'', 1", "SELECT 1 # '\n", "SELECT 1e0"],
+    ids=["dashes", "escape", "hash", "number"],
+)
+async def test_statement_is_read_as_mysql_reads_it(cli: Cli, backend_database: BackendDatabase, begin: str) -> None:
+    async with backend_database("mysql") as database:
+        await fill(database)
+        url = ("--database", database.url)
+        delete = "SET SESSION TRANSACTION READ WRITE; COMMIT; DELETE FROM workflow_instances"
+        for rest in (f"; {delete} -- '", f"; {delete} # '", "INTO OUTFILE '/tmp/perdure' # '"):
+            assert "allowed" in (await cli("sql", f"{begin}{rest}", *url, code=2)).err
+        assert (await cli("runs", "--count", *url)).out == "3\n"
+
+
+async def test_quoted_words_comments_and_comparisons_are_no_writes(database: Database, cli: Cli) -> None:
+    text = "SELECT 4 / 2 AS a, 'it''s; DELETE' AS b -- INTO\n WHERE 1 != 2 /* ; UPDATE */"
+    found = await cli("sql", text, "-o", "json", "--database", database.url)
+    assert found.json["rows"] == [{"a": 2, "b": "it's; DELETE"}]
+
+
 async def test_doctor_reports_work_that_no_worker_does(database: Database, cli: Cli) -> None:
     async with App(database.url, workflows=[]) as app:
         await order.options(id="o-1").start("A-1")
@@ -159,6 +182,28 @@ async def test_history_is_exported_and_redacted(file: Database, cli: Cli, tmp_pa
     assert "A-2" in (tmp_path / "plain.json").read_text()
     assert "A-2" not in (tmp_path / "redacted.json").read_text()
     assert [path.name for path in (tmp_path / "sampled").iterdir()] == ["cli.order-1.json"]
+
+
+async def test_text_that_the_code_does_not_take_needs_a_function_that_redacts(
+    file: Database, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "cli_dated.py").write_text(
+        "from datetime import date\n"
+        "from perdure import workflow\n"
+        "@workflow(name='cli.dated')\n"
+        "async def dated(day: date) -> None: ...\n"
+        "def keep(place, value):\n"
+        "    return value\n"
+    )
+    shared = ("--app", "cli_dated", "--database", file.url)
+    try:
+        await cli("start", "cli.dated", "--id", "d-1", "-i", '{"day": "2026-11-01"}', "--after", "1h", *shared)
+        for command in (["export", "d-1", "dated.json"], ["sample", "histories"]):
+            refused = await cli("history", *command, "--redact", *shared, code=2)
+            assert "name a function that keeps some with --redact-with module:function" in refused.err
+            await cli("history", *command, "--redact-with", "cli_dated:keep", *shared)
+    finally:
+        del WORKFLOWS["cli.dated"]  # no other test may start it
 
 
 async def test_upgrade_check_replays_the_runs_of_a_module(file: Database, cli: Cli) -> None:

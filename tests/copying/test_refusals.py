@@ -188,7 +188,7 @@ async def test_another_target_is_refused_after_the_move(pair: tuple[str, str], t
     source, target = pair
     await copy_database(source, target)
     other = tmp_path / "other.db"
-    with pytest.raises(CopyError, match=r"was moved to sqlite:///.*target\.db since .*: name that target$"):
+    with pytest.raises(CopyError, match=r"was moved to sqlite:///.*target\.db at .*: name that target$"):
         await copy_database(source, f"sqlite:///{other}")
     assert not other.exists()
 

@@ -37,8 +37,19 @@ class _BulkApp(App):
 @asynccontextmanager
 async def serving(client: Client, *, lease: Duration = LEASE_SEC) -> AsyncIterator[None]:
     """Execute runs of `perdure.bulk`, and no others, on the database of an open client for the time of the block."""
-    async with _app(client, lease):
-        yield
+    app = _app(client, lease)
+
+    def is_told(record: logging.LogRecord) -> bool:
+        """Leave out that this worker serves no other workflow: it is not meant to."""
+        return record.module != "unserved" or getattr(record, "worker", None) != app.worker_id
+
+    engine = logging.getLogger("perdure.engine")
+    engine.addFilter(is_told)
+    try:
+        async with app:
+            yield
+    finally:
+        engine.removeFilter(is_told)
 
 
 def _app(client: Client, lease: Duration) -> App:

@@ -1,4 +1,7 @@
-"""The workflow of `perdure demo`, and its worker process: `python -m perdure.cli.demonstration URL`."""
+"""The workflow of `perdure demo`, and its worker process: `python -m perdure.cli.demonstration 3`.
+
+The number is a pipe to the command. The environment has the URL of the database, because other users see arguments.
+"""
 
 import asyncio
 import os
@@ -6,9 +9,11 @@ import sys
 from pathlib import Path
 
 from perdure import App, activity, activity_info, sleep, workflow
+from perdure.cli.child_processes import end_with_parent
 
 LEASE_SEC = 1
 LEDGER = "PERDURE_DEMO_LEDGER"  # the file in which activities note that they were executed
+URL = "PERDURE_DEMO_URL"
 NAME = "perdure.demo.order"
 
 
@@ -47,4 +52,5 @@ async def _work(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_work(os.environ["PERDURE_DEMO_URL"] if len(sys.argv) == 1 else sys.argv[1]))
+    end_with_parent(int(sys.argv[1]))
+    asyncio.run(_work(os.environ[URL]))

@@ -1,7 +1,7 @@
 """Serving the HTTP API and the dashboard, and the process that `perdure dev` restarts.
 
-`python -m perdure.cli.development module:app http=3 dashboard=4`: the numbers are sockets that the parent listens on,
-so that requests wait during a restart.
+`python -m perdure.cli.development module:app parent=3 http=4 dashboard=5`: the numbers are a pipe to the parent, and
+sockets that the parent listens on, so that requests wait during a restart.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perdure.cli import exits
+from perdure.cli.child_processes import end_with_parent
 from perdure.cli.commands.worker import app_to_run
 from perdure.cli.listening import NAMES, TOKEN
 from perdure.cli.logs import start_logging
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 HERE = str(Path(__file__).parents[1])
 KEYS = "PERDURE_WEBHOOK_KEYS"
+PARENT = "parent"
 
 
 async def serve(client: Client, sockets: Mapping[str, socket.socket]) -> None:
@@ -58,7 +60,9 @@ def _application(client: Client, part: str, stack: AsyncExitStack) -> "Applicati
 def main(arguments: Sequence[str]) -> int:
     """Run until a signal, and return the exit code; show an error in the user's module with its place."""
     name, *given = arguments
-    sockets = {part: socket.socket(fileno=int(number)) for part, _, number in (each.partition("=") for each in given)}
+    inherited = {each: int(number) for each, _, number in (one.partition("=") for one in given)}
+    end_with_parent(inherited.pop(PARENT))
+    sockets = {part: socket.socket(fileno=number) for part, number in inherited.items()}
     try:
         app = app_to_run("dev", name, Common())
         start_logging(logging.INFO)

@@ -10,13 +10,15 @@ from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from typing import Any, Literal
 
+from perdure.cli.exits import UNEXPECTED, problem_of
 from perdure.cli.sqlite_file import fetch_rows
+from perdure.copying.database import Database
+from perdure.copying.guarding import read_marker
 from perdure.database.dialects import new_driver
 from perdure.database.secret import Secret
 from perdure.engine.api import values
 from perdure.engine.api.client import Client
 from perdure.engine.worker.stuck import oldest_due
-from perdure.errors import PerdureError
 from perdure.inspection import list_events, list_workers
 from perdure.inspection.reasons import duration
 from perdure.model.records import OutboxStatus
@@ -30,6 +32,7 @@ LAG_MAX = timedelta(seconds=30)
 STUCK_SHOWN = 100
 ROWS_MAX = 10_000
 SQLITE_SAFE = (3, 51, 3)  # earlier versions can corrupt a database, very rarely (WAL-reset bug)
+SOLVE_OTHERS = "solve the other problems first, then run doctor again"
 PACKAGES = ("perdure", "msgspec", "asyncpg", "asyncmy", "cronsim", "uvloop")
 DRIVERS = {"postgresql": "asyncpg", "mysql": "asyncmy"}
 _CREATED = re.compile(r"CREATE (?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)")
@@ -55,15 +58,16 @@ async def diagnose(url: Secret) -> tuple[list[Check], bool]:
     checks = [_python(), _packages(dialect)]
     try:
         pending = await migration_status(url)
-    except PerdureError as error:
-        advice = "check the URL, the network and the password, and whether the server runs"
+    except Exception as error:
+        advice = "check the URL, the network, the password, the rights of the user, and whether the server runs"
         if dialect == "sqlite":
             advice = "check the path, the rights on the file and its folder, and the free space of the disk"
-        return [*checks, Check("database", "problem", str(error), advice)], False
+        return [*checks, Check("database", "problem", _detail(error), advice)], False
     checks.append(_migrations(pending))
     if pending:
         return checks, True
     async with open_read_only(url) as storage, Client(storage) as client:
+        checks += await _copies(storage, url)
         for name, check in [*_of_database(storage, url), *_of_work(client, storage)]:
             checks.append(await _checked(name, check))
     return checks, True
@@ -73,8 +77,16 @@ async def _checked(name: str, check: Callable[[], Awaitable[Check]]) -> Check:
     """Return the result of a check; one that the database refuses is a problem and does not stop the others."""
     try:
         return await check()
-    except PerdureError as error:
-        return Check(name, "problem", str(error), "solve the other problems first, then run doctor again")
+    except Exception as error:
+        return Check(name, "problem", _detail(error), SOLVE_OTHERS)
+
+
+def _detail(error: Exception) -> str:
+    """Return what the database says; raise an error that comes from elsewhere again."""
+    found = problem_of(error)
+    if found.code == UNEXPECTED:
+        raise error
+    return found.detail
 
 
 # This installation.
@@ -105,6 +117,20 @@ def _migrations(pending: list[str]) -> Check:
     if not pending:
         return Check("migrations", "ok", "all applied")
     return Check("migrations", "problem", f"{len(pending)} pending, the first is {pending[0]}", "perdure migrate up")
+
+
+async def _copies(storage: SQLStorage, url: Secret) -> list[Check]:
+    """Return what `perdure copy` does or did with the database, which then accepts no writes; empty if nothing."""
+    try:
+        marker = await read_marker(Database(url, storage))
+    except Exception as error:
+        return [Check("copy", "problem", _detail(error), SOLVE_OTHERS)]
+    if marker is None:
+        return []
+    advice = "repeat the command if it was interrupted; `perdure copy --from URL --abort` undoes the copy"
+    if marker.state == "moved":
+        advice = "use the URL of the other database"
+    return [Check("copy", "problem", marker.message, advice)]
 
 
 # The database.

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import io
-import json
 import os
 import sys
 import traceback
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from perdure.cli import exits
 from perdure.cli.inputs import STDIN, STDIN_FILE
 from perdure.cli.table import COMMANDS, DEFAULTS, GROUPS, READ_STDIN
-from perdure.error_pages import page_address
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -57,7 +55,7 @@ def _run(arguments: list[str]) -> int:
         if arguments and arguments[0].startswith("-"):
             hint = f"{arguments[0]} is no command: options follow the command, as in `perdure runs --database URL`"
             raise exits.UsageError(hint) from error
-        raise exits.UsageError(_sentence(error)) from error
+        raise exits.UsageError(_sentence(error, arguments)) from error
     result = command(*bound.args, **bound.kwargs)
     if inspect.isawaitable(result):
         result = asyncio.run(_awaited(result))
@@ -112,7 +110,14 @@ def _with_stdin(arguments: list[str]) -> list[str]:
     return [STDIN_FILE if each == STDIN else each for each in arguments]
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: Exception, arguments: Sequence[str]) -> str:
+    from cyclopts import UnusedCliTokensError
+
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return (
+            f"{error.unused_tokens[0]!r} is one argument too many: `perdure {arguments[0]} --help` shows what the "
+            "command takes"
+        )
     return " ".join(str(error).split())
 
 
@@ -149,23 +154,13 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exception(error)
     found = exits.problem_of(error)
-    if _asks_for_json(arguments):
-        problem = {
-            "type": page_address(found.code),
-            "title": found.title,
-            "detail": found.detail,
-            "code": found.code,
-            "exit_code": found.exit_code,
-        }
-        print(json.dumps(problem, ensure_ascii=False), file=sys.stderr)
-    else:
-        print(f"perdure: {found.detail}", file=sys.stderr)
+    print(exits.error_line(found, as_json=_asks_for_json(arguments)), file=sys.stderr)
     return found.exit_code
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:
     """Return whether JSON is asked for, also by arguments that cannot be parsed."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    pairs = zip(arguments, [*arguments[1:], ""], strict=False)  # there may be no arguments
     return any(
         (flag in ("-o", "--output") and value.startswith("json"))
         or flag.startswith(("-ojson", "-o=json", "--output=json"))

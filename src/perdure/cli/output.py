@@ -168,7 +168,7 @@ class Output:
         return "\n".join(lines)
 
     def _row(self, cells: Sequence[str], widths: Sequence[int], colour: str | None = None) -> str:
-        shown = [_padded(_cut(cell, width), width) for cell, width in zip(cells, widths, strict=True)]
+        shown = [_padded(cut(cell, width), width) for cell, width in zip(cells, widths, strict=True)]
         last = len(shown) - 1
         parts = [self.paint(each.rstrip() if place == last else each, colour) for place, each in enumerate(shown)]
         return GAP.join(parts).rstrip()
@@ -290,7 +290,8 @@ def _padded(text: str, width: int) -> str:
     return text + " " * (width - width_of(text))
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """Return a text with a mark at its end if it takes more than this width."""
     return text if width_of(text) <= width else f"{begin_of(text, width - 1)}…"
 
 

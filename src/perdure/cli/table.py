@@ -160,4 +160,4 @@ GROUPS = {
     "migrate": "Show, print or apply migrations.",
 }
 DEFAULTS = {"history": "show", "outbox": "list", "migrate": "status"}
-READ_STDIN = ("start", "send", "publish")  # the commands with values for which `-` is the standard input
+READ_STDIN = ("start", "send", "publish", "sql")  # the commands with values for which `-` is the standard input

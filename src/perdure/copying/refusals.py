@@ -73,10 +73,10 @@ def refuse_other_copy(source: tuple[str, Marker | None], target: tuple[str, Mark
     if of_target is not None and of_target.role == "source":
         raise CopyError(f"the target {target_place} itself was copied to {of_target.place}: use an empty database")
     if of_source is not None and not _is_one_copy(of_source, target_place, of_target):
-        what = "was moved" if of_source.state == "moved" else "is being copied"
+        what, when = ("was moved", "at") if of_source.state == "moved" else ("is being copied", "since")
         undo = "" if of_source.state == "moved" else f", or undo it with `perdure copy --from {source_place} --abort`"
         raise CopyError(
-            f"{source_place} {what} to {of_source.place} since {of_source.since:%Y-%m-%d %H:%M} UTC: name that target"
+            f"{source_place} {what} to {of_source.place} {when} {of_source.since:%Y-%m-%d %H:%M} UTC: name that target"
             f"{undo}"
         )
     if of_source is None and of_target is not None and of_target.place != source_place:

@@ -6,16 +6,20 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from perdure.cli import exits
-from perdure.cli.demonstration import LEDGER, NAME, order
+from perdure.cli.child_processes import pipe_to_children
+from perdure.cli.demonstration import LEDGER, NAME, URL, order
 from perdure.cli.extras import dashboard_command
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Output
+from perdure.cli.settings import plain_url
+from perdure.database.secret import Secret
 from perdure.engine.api.client import Client
 from perdure.engine.api.handles import RunHandle
 from perdure.engine.starting import new_id
@@ -36,10 +40,10 @@ async def demo(
     if not 1 <= orders <= 1000:
         raise exits.UsageError(f"--orders must be 1 to 1000, not {orders}")
     folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))  # it is kept, so that the runs can be looked at
-    url = common.database or f"sqlite:///{folder}/demo.db"
+    url = plain_url(Secret(common.database or f"sqlite:///{folder}/demo.db"))
     ledger = folder / "ledger.txt"
     ledger.touch()
-    environment = {**os.environ, LEDGER: str(ledger), "PERDURE_DEMO_URL": url}
+    environment = {**os.environ, LEDGER: str(ledger), URL: url}
     try:
         return await _show(url, orders, environment, ledger, Output(common))
     except TimeoutError:
@@ -48,9 +52,12 @@ async def demo(
 
 async def _show(url: str, orders: int, environment: Mapping[str, str], ledger: Path, output: Output) -> int:
     say = output.line if output.is_table else output.note
-    async with Client(url), asyncio.timeout(ANSWER_SEC):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(Client(url))
+        await stack.enter_async_context(asyncio.timeout(ANSWER_SEC))
+        pipe = stack.enter_context(pipe_to_children())
         name = f"demo-{new_id()[-6:]}"
-        first = await _worker(environment)
+        first = await _worker(environment, pipe)
         try:
             runs = [await order.options(id=f"{name}-{number}").start(f"A-{number}") for number in range(orders)]
             say(f"started   {orders} orders ({name}-0 …), durable since start() returned")
@@ -59,7 +66,7 @@ async def _show(url: str, orders: int, environment: Mapping[str, str], ledger: P
             first.kill()
             await first.wait()
         say(f"kill -9   the worker is dead, in the middle of its work: {_count(ledger, 'charged')} orders charged")
-        second = await _worker(environment)
+        second = await _worker(environment, pipe)
         try:
             say("resume    another worker takes over when the lease of one second has expired")
             await asyncio.gather(*(run.result() for run in runs))
@@ -69,9 +76,9 @@ async def _show(url: str, orders: int, environment: Mapping[str, str], ledger: P
         return await _report(runs, ledger, output, dashboard_command(url, order.function.__module__))
 
 
-async def _worker(environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-m", "perdure.cli.demonstration"]
-    return await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
+async def _worker(environment: Mapping[str, str], pipe: int) -> asyncio.subprocess.Process:
+    command = [sys.executable, "-m", "perdure.cli.demonstration", str(pipe)]
+    return await asyncio.create_subprocess_exec(*command, env=environment, pass_fds=[pipe], start_new_session=True)
 
 
 async def _until(ledger: Path, what: str, count: int) -> None:

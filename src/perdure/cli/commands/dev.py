@@ -12,7 +12,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from perdure.cli.child_processes import pipe_to_children
 from perdure.cli.commands.worker import AppName, chosen_app
+from perdure.cli.development import PARENT
 from perdure.cli.exits import UsageError
 from perdure.cli.extras import installation, is_installed
 from perdure.cli.listening import HOST, TOKEN, address, listening
@@ -56,7 +58,8 @@ async def dev(
             if is_installed(part)
         }
         _say(_banner(app, sockets))
-        await _run(Process(app, sockets, environment), folder.resolve())
+        pipe = stack.enter_context(pipe_to_children())
+        await _run(Process(app, sockets, pipe, environment), folder.resolve())
 
 
 def _banner(app: str, sockets: Mapping[str, socket.socket]) -> str:
@@ -70,9 +73,11 @@ def _banner(app: str, sockets: Mapping[str, socket.socket]) -> str:
 class Process:
     """The child process that is restarted; see `perdure.cli.development`."""
 
-    def __init__(self, app: str, sockets: Mapping[str, socket.socket], environment: Mapping[str, str]) -> None:
-        self._sockets = [each.fileno() for each in sockets.values()]
-        self._arguments = [app, *(f"{part}={each.fileno()}" for part, each in sockets.items())]
+    def __init__(
+        self, app: str, sockets: Mapping[str, socket.socket], pipe: int, environment: Mapping[str, str]
+    ) -> None:
+        self._inherited = {PARENT: pipe, **{part: each.fileno() for part, each in sockets.items()}}
+        self._arguments = [app, *(f"{name}={number}" for name, number in self._inherited.items())]
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
 
@@ -85,7 +90,7 @@ class Process:
             "perdure.cli.development",
             *self._arguments,
             env=self._environment,
-            pass_fds=self._sockets,
+            pass_fds=list(self._inherited.values()),
             start_new_session=True,
         )
 
@@ -104,6 +109,12 @@ class Process:
             process.kill()
             await process.wait()
 
+    def hurry(self) -> None:
+        """End the draining: a second signal does."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
     def take_end(self) -> int | None:
         """Return the exit code of a process that ended by itself, once; None otherwise."""
         process = self._process
@@ -116,8 +127,14 @@ class Process:
 async def _run(process: Process, folder: Path) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop_or_hurry() -> None:
+        if stop.is_set():
+            process.hurry()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop_or_hurry)
     known = await asyncio.to_thread(stamps, folder)
     try:
         await process.start()
@@ -133,7 +150,8 @@ async def _run(process: Process, folder: Path) -> None:
                 _say(f"{_changed(known, now)} changed, restarting")
                 known = now
                 await process.stop()
-                await process.start()
+                if not stop.is_set():
+                    await process.start()
     finally:
         await process.stop()
         for number in (signal.SIGTERM, signal.SIGINT):

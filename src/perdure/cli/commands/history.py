@@ -1,17 +1,20 @@
 """`perdure history`, `perdure history export` and `perdure history sample`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from perdure.cli.apps import codec_of, import_workflows
-from perdure.cli.exits import UsageError, usage_errors
+from perdure.cli.exits import USAGE, CommandError, UsageError, usage_errors
 from perdure.cli.opening import reading
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Column, Output, times
 from perdure.cli.redacting import redaction
 from perdure.cli.settings import database_url
+from perdure.errors import SerializationError
 from perdure.inspection import history_document
 from perdure.inspection.documents import Document
 
@@ -63,9 +66,9 @@ async def export(
     from perdure.testing.exporting import export_history
 
     import_workflows(common)
-    await export_history(
-        id, path, redact=redaction(redact, redact_with), database=database_url(common), codec=codec_of(common)
-    )
+    how = redaction(redact, redact_with)
+    with _told_of_functions(redact_with):
+        await export_history(id, path, redact=how, database=database_url(common), codec=codec_of(common))
     _report(common, [path])
 
 
@@ -83,10 +86,22 @@ async def sample(
 
     import_workflows(common)
     folder.mkdir(parents=True, exist_ok=True)
-    with usage_errors():
+    with usage_errors(), _told_of_functions(redact_with):
         how = redaction(redact, redact_with)
         paths = await export_histories(database_url(common), folder, sample=size, redact=how, codec=codec_of(common))
     _report(common, paths)
+
+
+@contextmanager
+def _told_of_functions(redact_with: str | None) -> Iterator[None]:
+    """Say what helps if the code of a workflow does not take the texts that `--redact` writes."""
+    try:
+        yield
+    except SerializationError as error:
+        if redact_with is not None:
+            raise
+        advice = "--redact replaces every text: name a function that keeps some with --redact-with module:function"
+        raise CommandError(f"{error}; {advice}", USAGE, error.code) from error
 
 
 def _report(common: Common, paths: list[Path]) -> None:

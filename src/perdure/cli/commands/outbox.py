@@ -8,6 +8,7 @@ from perdure.cli import exits
 from perdure.cli.opening import reading, writing
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Column, Output, times
+from perdure.engine.api.client import Client
 from perdure.inspection import event_document, list_events, requeue_event
 from perdure.model.records import OutboxStatus
 
@@ -51,7 +52,7 @@ async def retry(
     if bool(ids) == all:
         raise exits.UsageError("give the ids of parked events, or --all")
     async with writing(common) as client:
-        wanted = list(ids) or [event.event_id for event in await list_events(client, PARKED, PAGE)]
+        wanted = list(ids) or await _parked(client)
         found = [{"id": id, "is_requeued": await requeue_event(client, id)} for id in wanted]
     columns = [Column("id", is_whole=True), Column("requeued", lambda _, each: "yes" if each["is_requeued"] else "no")]
     Output(common).listing("events", found, columns, empty="no event is parked")
@@ -59,3 +60,11 @@ async def retry(
     if lost and not all:
         raise exits.NotFoundError(f"not parked: {', '.join(lost)}; see `perdure outbox list --status invalid`")
     return exits.OK
+
+
+async def _parked(client: Client) -> list[str]:
+    """Return the ids of all events that are parked now; one that is parked again later is not among them."""
+    ids: list[str] = []
+    while page := await list_events(client, PARKED, PAGE, after=ids[-1] if ids else None):
+        ids += [event.event_id for event in page]
+    return ids

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from perdure.cli.exits import CommandError, UsageError
-from perdure.cli.inputs import STDIN, interruptible
+from perdure.cli.inputs import STDIN_FILE, interruptible
 from perdure.cli.options import COMMON, Common
 from perdure.cli.output import Column, Output
 from perdure.cli.settings import database_url
@@ -25,8 +25,18 @@ from perdure.inspection.documents import stamp
 from perdure.storage.stores import open_read_only, sqlite_path
 
 LIMIT = 1000
-# Quoted texts and names, comments, and separators. `/*!` is a statement in MySQL, not a comment.
-_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*(?!M?!).*?\*/|;|[A-Za-z_]\w*|.""", re.DOTALL)
+# Quoted texts and names, comments, numbers, words, and all other characters.
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\.?\d[\d.]*(?:e[+-]?\d+)?|[a-z_]\w*|.""",
+    re.DOTALL | re.IGNORECASE,
+)
+# In MySQL a backslash escapes in texts, `--` is a comment before a space only, and `#` is one. This matters, because
+# its driver sends several statements at once: one that was mistaken for a text or a comment could write.
+_MYSQL_TOKEN = re.compile(
+    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`[^`]*`|--(?=[\x01-\x20\x7f]|\Z)[^\n]*|\#[^\n]*|"""
+    r"""/\*.*?\*/|\.?\d[\d.]*(?:e[+-]?\d+)?|[a-z_]\w*|.""",
+    re.DOTALL | re.IGNORECASE,
+)
 _FIRST = ("select", "explain", "with")
 # They lock rows, write files or variables, or execute what they explain.
 _REFUSED = {
@@ -54,10 +64,10 @@ async def sql(
     common: Common = COMMON,
 ) -> None:
     """Run one SELECT or EXPLAIN on the database, which is opened read-only. The tables are in docs/storage.md."""
-    text = checked(_read(statement))
     if limit < 1 or timeout <= 0:
         raise UsageError("--limit and --timeout must be above 0")
     url = database_url(common)
+    text = checked(_read(statement), new_driver(url).name)
     try:
         async with asyncio.timeout(timeout):
             names, rows = await _fetch(url, text, limit + 1, timeout)
@@ -70,11 +80,15 @@ async def sql(
         output.note(f"there are more than {limit:,} rows: add LIMIT, or --limit")
 
 
-def checked(text: str) -> str:
+def checked(text: str, dialect: str) -> str:
     """Return the statement without a final semicolon; raise `UsageError` unless it is one that only reads."""
+    if "\0" in text:  # which ends a comment in MySQL
+        raise UsageError("the statement has a NUL character: remove it")
     words: list[str] = []
-    for token in _TOKEN.findall(text):
-        if token.startswith(("--", "/*")) and token != "/*":
+    for token in (_MYSQL_TOKEN if dialect == "mysql" else _TOKEN).findall(text):
+        if token.startswith(("/*!", "/*M!")):
+            raise UsageError("comments that MySQL executes (/*! … */) are not allowed")
+        if len(token) > 1 and token.startswith(("--", "/*", "#")):
             continue
         if not token.isspace() and token[0] not in "'\"`":
             words.append(token.lower())
@@ -85,8 +99,6 @@ def checked(text: str) -> str:
         text = text.rstrip().removesuffix(";")
     if not words or words[0] not in _FIRST or ";" in words:
         raise UsageError("only one SELECT, WITH or EXPLAIN is allowed: the database is opened read-only")
-    if "/" in words and "!" in words:
-        raise UsageError("comments that MySQL executes (/*! … */) are not allowed")
     if refused := next((word for word in words if word in _REFUSED), None):
         raise UsageError(
             f"{refused.upper()} is not allowed, because such a statement can write, lock or execute; quote the word if "
@@ -96,7 +108,7 @@ def checked(text: str) -> str:
 
 
 def _read(statement: str) -> str:
-    if statement != STDIN:
+    if statement != STDIN_FILE:
         return statement
     with interruptible():
         return sys.stdin.read()

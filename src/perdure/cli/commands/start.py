@@ -60,7 +60,7 @@ async def start(
         try:
             await run.result()
         except (WorkflowFailedError, WorkflowCancelledError) as error:
-            output.note(f"perdure: {error}")
+            output.note(exits.error_line(exits.problem_of(error), as_json=not output.is_table))
             code = exits.FAILED
         document = run_document(await run.info())
         output.single(document, lambda: None if code else output.cell(plain(document["result"])))

@@ -10,7 +10,7 @@ from perdure.cli.commands.runs import doing_text, status_text
 from perdure.cli.exits import UsageError
 from perdure.cli.opening import reading
 from perdure.cli.options import COMMON, WATCHING, Common, Watching
-from perdure.cli.output import Output, begin_of, width_of
+from perdure.cli.output import Output, cut, width_of
 from perdure.cli.watching import repeat
 from perdure.engine.api.step_info import StepInfo, StepStatus
 from perdure.inspection import RunTree, read_tree, run_document, tree_document
@@ -94,11 +94,12 @@ def _outcome(output: Output, step: StepInfo) -> str:
 
 
 def _fit(output: Output, line: str, rest: str) -> str:
-    """Return a line with as much of the rest as the terminal has room for."""
+    """Return a line with as much of the rest as the terminal has room for, and a mark where that is cut."""
     width = output.width()
     if width is None:
         return line + rest
-    return line + begin_of(rest, max(0, width - width_of(line)))
+    room = width - width_of(line)
+    return line + (cut(rest, room) if room > 0 else "")
 
 
 def _folded(tree: RunTree) -> list[tuple[StepInfo, RunTree | None, int]]:

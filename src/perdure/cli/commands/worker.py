@@ -56,7 +56,7 @@ def chosen_app(name: str | None, common: Common, command: str = "worker") -> str
 
 
 def _check_database(app: App, common: Common) -> None:
-    if common.database is not None and str(app.url) != common.database:
+    if common.database is not None and str(app.url) != plain_url(Secret(common.database)):
         raise UsageError(
             "--database differs from the database of the App, which decides: change App(…), or name the module only if "
             "it has no App"
