@@ -22,6 +22,12 @@ RUN_FIELDS = (
 STEP_FIELDS = "id name kind status attempts input result error started_at finished_at child".split()
 
 
+def write_encrypting_app(path: Path, url: str, more: str = "") -> None:
+    """Write a module with an App that encrypts, and with more lines."""
+    lines = f"from perdure import App\nfrom perdure.codecs import Encrypted\n{more}"
+    path.write_text(f"{lines}app = App({url!r}, workflows=[], codec=Encrypted({{'k': bytes(32)}}))\n")
+
+
 async def fill(database: Database) -> None:
     """Leave a run that waits, with a child, and one that failed."""
     async with App(database.url):
@@ -217,12 +223,7 @@ async def test_upgrade_check_replays_the_runs_of_a_module(file: Database, cli: C
 async def test_upgrade_check_uses_the_codec_of_the_module(
     file: Database, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cli_encrypted.py").write_text(
-        "from perdure import App\n"
-        "from perdure.codecs import Encrypted\n"
-        "from tests.cli.shop import *\n"
-        f"app = App({file.url!r}, workflows=[], codec=Encrypted({{'k': bytes(32)}}))\n"
-    )
+    write_encrypting_app(tmp_path / "cli_encrypted.py", file.url, "from tests.cli.shop import *\n")
     monkeypatch.syspath_prepend(tmp_path)
     await cli("start", "cli.order", "--id", "o-1", "--input", '{"order_id": "A-1"}', "--app", "cli_encrypted")
     for name in ("cli_encrypted", "cli_encrypted:app"):
@@ -238,11 +239,7 @@ async def test_bench_uses_a_schema_or_database_of_its_own(database: Database, cl
 async def test_values_are_decoded_and_encoded_as_the_app_does(
     file: Database, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cli_secrets.py").write_text(
-        "from perdure import App\n"
-        "from perdure.codecs import Encrypted\n"
-        f"app = App({file.url!r}, workflows=[], codec=Encrypted({{'k': bytes(32)}}))\n"
-    )
+    write_encrypting_app(tmp_path / "cli_secrets.py", file.url)
     monkeypatch.syspath_prepend(tmp_path)
     data = '{"order_id": "confidential"}'
     app = ("--app", "cli_secrets:app")

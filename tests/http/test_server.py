@@ -77,7 +77,8 @@ async def test_result_is_streamed(app: App) -> None:
         assert ended.text.startswith("event: completed\ndata: {")
 
 
-async def test_error_in_a_stream_is_an_event(app: App) -> None:
+async def end_of_stream(app: App, error: Exception) -> tuple[str, Any]:
+    """Stream the result of a run, for which waiting then fails; return the last event and its data."""
     run = await waiter.start()
     await waiting(app, run.id)
     async with served(app) as (http, _):
@@ -85,21 +86,18 @@ async def test_error_in_a_stream_is_an_event(app: App) -> None:
         async with http.stream("GET", f"/v1/runs/{run.id}/result", headers=accept) as response:
             await until(lambda: run.id in app._results._waiting)
             for future in app._results._waiting[run.id]:
-                future.set_exception(DatabaseUnavailableError("gone"))
-            (_, (last, problem)) = await events_of(response)
+                future.set_exception(error)
+            (_, last) = await events_of(response)
+    return last
+
+
+async def test_error_in_a_stream_is_an_event(app: App) -> None:
+    last, problem = await end_of_stream(app, DatabaseUnavailableError("gone"))
     assert (last, problem["code"]) == ("error", "storage.unavailable")
 
 
 async def test_unexpected_error_in_a_stream_is_an_event_and_logged(app: App, caplog: pytest.LogCaptureFixture) -> None:
-    run = await waiter.start()
-    await waiting(app, run.id)
-    async with served(app) as (http, _):
-        accept = {"Accept": "text/event-stream"}
-        async with http.stream("GET", f"/v1/runs/{run.id}/result", headers=accept) as response:
-            await until(lambda: run.id in app._results._waiting)
-            for future in app._results._waiting[run.id]:
-                future.set_exception(ZeroDivisionError("secret"))
-            (_, (last, problem)) = await events_of(response)
+    last, problem = await end_of_stream(app, ZeroDivisionError("secret"))
     assert (last, problem["code"]) == ("error", "http.internal")
     assert "secret" not in problem["detail"]
     assert "ZeroDivisionError: secret" in caplog.text

@@ -241,7 +241,7 @@ class NATSSource:
     def _copied(self, body: bytes, headers: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str] | None:
         """Return the headers of a copy, as far as the server takes a message of that size."""
         kept = {name: value for name, value in headers.items() if _COPIED.fullmatch(name)}
-        for found in ({**kept, **own}, {**own}):
+        for found in ({**kept, **own}, dict(own)):
             if _size(body, found) <= self._connection.client.max_payload:
                 return found
         return None

@@ -25,16 +25,16 @@ from perdure.inspection.documents import stamp
 from perdure.storage.stores import open_read_only, sqlite_path
 
 LIMIT = 1000
-# Quoted texts and names, comments, numbers, words, and all other characters.
+# Names in backquotes, comments in slashes, numbers, words, and all other characters: the same in each dialect.
+_COMMON = r"`[^`]*`|/\*.*?\*/|\.?\d[\d.]*(?:e[+-]?\d+)?|[a-z_]\w*|."
 _TOKEN = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\.?\d[\d.]*(?:e[+-]?\d+)?|[a-z_]\w*|.""",
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|""" + _COMMON,
     re.DOTALL | re.IGNORECASE,
 )
 # In MySQL a backslash escapes in texts, `--` is a comment before a space only, and `#` is one. This matters, because
 # its driver sends several statements at once: one that was mistaken for a text or a comment could write.
 _MYSQL_TOKEN = re.compile(
-    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`[^`]*`|--(?=[\x01-\x20\x7f]|\Z)[^\n]*|\#[^\n]*|"""
-    r"""/\*.*?\*/|\.?\d[\d.]*(?:e[+-]?\d+)?|[a-z_]\w*|.""",
+    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|--(?=[\x01-\x20\x7f]|\Z)[^\n]*|\#[^\n]*|""" + _COMMON,
     re.DOTALL | re.IGNORECASE,
 )
 _FIRST = ("select", "explain", "with")
